@@ -1,0 +1,175 @@
+// cache/owner/owner.h: sequences, views, page tables, transactions, frontiers, fork, truncate, leases. Bytes and counts,
+// no floats; kv/ runs the copies and encodes that a transaction lists. Spec: cache_core.md 1-6 and 8 (normative).
+//
+// Invariants (CheckInvariants tests them all): len >= f; live rows lie below their page's mark; each row in [pinned, f) has
+// one coded page, each row in [0, pinned) and [f, len) one exact page; every reference count equals the edges counted from views;
+// a published view never changes; a retired view lives only under a lease.
+//
+// Life of a step:  Begin -> (kv prepares every layer, MarkPrepared each) -> Seal -> Publish.  Anything else -> Abort.
+// Begin reserves all that the step may need; nothing after it allocates. Publish can be refused for one reason only: kStale.
+//
+// Thread safe: one lock guards every structural step, and no value is read or written under it. Rows of pages are written
+// only inside the slots that a transaction claimed. Capacity of everything is fixed at Create.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "cache/ledger/ledger.h"
+#include "cache/pages/page_pool.h"
+#include "schema/cache_view.h"
+#include "schema/layout.h"
+#include "schema/schema.h"
+
+namespace livequant {
+
+using SeqId = uint32_t;
+
+struct OwnerLimits {
+  int max_sequences = 1;           // open at once
+  int max_views = 0;               // published + private + leased; 0 = 4 * max_sequences + 8
+  int64_t max_len = 0;             // rows of the longest sequence: fixes the capacity of roots
+  std::vector<int64_t> pages;      // by plane: [class * 4 + tensor * 2 + form]
+  bool allocate_memory = true;     // false: pages without bytes, for tests of the state machine alone
+};
+
+enum class Mode : uint8_t {
+  kAll,     // all rows of the step or none
+  kPrefix,  // publish takes any prefix of them (drafts)
+};
+
+struct AppendRequest {
+  SeqId seq;
+  int rows;         // >= 1; under kPrefix the transaction may hold fewer (cache_core.md 5, begin)
+  Mode mode = Mode::kAll;
+};
+
+// Row slots [from, to) of `page`, which only this transaction may write.
+struct Claim {
+  uint8_t cls, tensor, form;
+  uint32_t page;
+  int32_t from, to;       // slots
+  int32_t position;       // of slot `from`
+};
+// Rows in slots [from, to) of `src` go to the same slots of `dst`, codes and qparams, bit for bit, for all layers of the class.
+struct PageCopy {
+  uint8_t cls, tensor, form;
+  uint32_t src, dst;
+  int32_t from, to;
+};
+// Rows [from, to) of K or V are to be encoded into their coded pages of the private view.
+struct CloseJob {
+  uint8_t cls, tensor;
+  int32_t from, to;
+  bool at_seal;           // needs every row accepted: runs in Seal, not when a layer is prepared
+};
+
+using TxnId = uint64_t;   // never reused
+
+// What a publish did; the same transaction id asked again returns the same receipt.
+struct Receipt {
+  TxnId txn = 0;
+  SeqId seq = 0;
+  uint64_t generation = 0;  // after the publish
+  int64_t first = 0;        // position of the first row
+  int32_t rows = 0;         // published
+};
+
+// What kv needs to run a transaction. Valid until Publish or Abort.
+struct TxnView {
+  TxnId id;
+  SeqId seq;
+  int32_t first, count;
+  Mode mode;
+  std::span<const Claim> claims;
+  std::span<const PageCopy> copies;
+  std::span<const CloseJob> jobs;
+  std::span<const SeqRow> rows;   // by class; first_query is left 0 for kv to fill in its copy
+};
+
+// Counters since Create. Tests read them to show that what they mean to test really happened.
+struct OwnerStats {
+  int64_t begins = 0, publishes = 0, aborts = 0, stale = 0, forks = 0, truncates = 0, reorders = 0, releases = 0;
+  int64_t closed_rows[2] = {0, 0}, closed_groups = 0, short_groups = 0, scars = 0;
+  int64_t pages_taken = 0, pages_copied = 0, rows_copied = 0, entries_written = 0, blocks_built = 0, roots_built = 0;
+  int64_t out_of_pages = 0, deferred_reclaims = 0;
+};
+
+class Owner {
+ public:
+  // Builds every pool. REQUIRES Validate(schema).ok(). kInvalidArgument, kOutOfRange name the limit that does not fit.
+  static Result<std::unique_ptr<Owner>> Create(const CacheSchema& schema, const OwnerLimits& limits);
+  ~Owner();
+
+  // A new empty sequence. kOutOfPages: no free slot or view.
+  Result<SeqId> Open();
+  // A sequence that shares every row of `parent`; the same cost at any length.
+  Result<SeqId> Fork(SeqId parent);
+  // Member i of `group` continues as group[parents[i]] was; all members move in one publication, older transactions go stale.
+  Status Reorder(std::span<const SeqId> group, std::span<const int> parents);
+  // Keeps rows [0, len). kInvalidArgument: len beyond the sequence. Codes of kept rows never change; cutting a K group leaves a scar.
+  Status Truncate(SeqId seq, int64_t len);
+  // Fences now, reclaims when the last lease on its views ends.
+  Status Release(SeqId seq);
+
+  // Begins one transaction a request, all or none, under one lock; out[i] belongs to requests[i]. A sequence may appear once.
+  // kOutOfPages names the plane, the pages needed and the pages free; nothing was taken.
+  Status Begin(std::span<const AppendRequest> requests, std::span<TxnId> out);
+  Result<TxnView> Get(TxnId txn) const;
+  // `layer` is complete in the private view. kDuplicateLayer, kInvalidArgument abort the transaction.
+  Status MarkPrepared(TxnId txn, int layer);
+  // A NaN or Inf row was seen: the transaction can only be aborted.
+  void Poison(TxnId txn);
+  // The rows that will be published under kPrefix; returns the at_seal jobs that are due (cache_core.md 5, seal).
+  Result<std::vector<CloseJob>> Seal(TxnId txn, int accepted);
+  // accepted == count under kAll, 1..count under kPrefix after Seal(accepted). kMissingLayer, kNonFinite, kInvalidArgument abort; else kStale.
+  Result<Receipt> Publish(TxnId txn, int accepted);
+  // Frees everything. Repeating it, or naming a finished transaction, does nothing.
+  void Abort(TxnId txn);
+  // The receipt of a published transaction, while the ring still has it.
+  Result<Receipt> FindReceipt(TxnId txn) const;
+
+  int64_t length(SeqId seq) const;
+  uint64_t generation(SeqId seq) const;
+
+  // A snapshot that keeps its rows alive until the lease ends. rows[class].count is 0.
+  class Lease {
+   public:
+    Lease() = default;
+    Lease(Lease&& other) noexcept;
+    Lease& operator=(Lease&& other) noexcept;
+    ~Lease();
+    std::span<const SeqRow> rows() const;
+    int64_t length() const;
+   private:
+    friend class Owner;
+    Owner* owner_ = nullptr;
+    int view_ = -1;
+  };
+  Result<Lease> Acquire(SeqId seq);
+
+  // The view of one layer for kernels: plane addresses and strides, closures, tables. `seq` and `sequences` are left to the caller.
+  CacheView ViewOfLayer(int layer) const;
+  const std::vector<LayerClass>& classes() const;
+  int class_of_layer(int layer) const;
+  const PagePool& pool(int cls, TensorIndex tensor, FormIndex form) const;
+
+  // Bytes reachable from all views, each page once, split as the ledger splits them, plus slack.
+  LedgerBytes Census() const;
+  // Pages handed out times their allocated size, over all pools.
+  int64_t used_bytes() const;
+  OwnerStats stats() const;
+  // ok, or the first broken invariant of cache_core.md 8.
+  Status CheckInvariants() const;
+
+ private:
+  Owner();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace livequant
