@@ -1,0 +1,90 @@
+// runtime/session.h: one request at a time over a cache of its own: prefill in chunks, decode, stop.
+//
+// How the prompt is cut is scheduling (under `stepwise` it changes no bit), except where the schema's contract says
+// otherwise: under chunk:C every cut lies at a multiple of C, under `prompt` the whole prompt is one step. NextCut
+// below is that rule, for eval too.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/status.h"
+#include "base/thread_pool.h"
+#include "kv/kv_cache.h"
+#include "model/llama.h"
+#include "runtime/sampler.h"
+#include "schema/schema.h"
+
+namespace livequant {
+
+// The largest step that prefill takes: `prefill_chunk` under stepwise; the largest multiple of C within it, but at
+// least C, under chunk:C; `prompt_rows` under prompt; never more than prompt_rows. REQUIRES prefill_chunk, prompt_rows
+// >= 1.
+int64_t PrefillStepRows(int read_step, int64_t prefill_chunk, int64_t prompt_rows);
+// The end of the prefill step that starts at row `at` of `prompt_rows`.
+int64_t NextCut(int read_step, int64_t prefill_chunk, int64_t prompt_rows, int64_t at);
+
+struct SessionOptions {
+  int64_t max_len = 0;  // rows that the cache is made for; 0 = the model's max_position_embeddings
+  int64_t prefill_chunk = 512;
+  int64_t memory_bytes =
+      0;  // a budget for the pool; 0 = none. Too small is an error with both numbers, never a shorter context
+  bool allow_fallback = false;
+};
+
+struct GenerateParams {
+  int64_t max_new_tokens = 128;  // >= 0; prompt + max_new_tokens beyond max_len is kOutOfRange with both numbers
+  SamplingParams sampling;
+  bool ignore_eos = false;
+  const std::atomic<bool>* cancel = nullptr;    // looked at before each step; true ends the run with what there is
+  std::function<void(int32_t token)> on_token;  // each new token, in order; not the eos that ends the run
+  std::function<void(int64_t done, int64_t total)> on_prefill;  // rows of the prompt, after each chunk
+};
+
+enum class FinishReason { kEos, kLength, kCancelled };
+const char* FinishReasonName(FinishReason reason);  // "eos", "length", "cancelled"
+
+struct Generation {
+  std::vector<int32_t> token_ids;  // new tokens only, without the eos
+  FinishReason finish = FinishReason::kLength;
+  int64_t prompt_tokens = 0, prefill_steps = 0, decode_steps = 0;
+  double prefill_seconds = 0;    // all prompt rows, the first new token's logits included
+  double decode_seconds = 0;     // decode_steps steps of one row
+  int64_t cache_rows = 0;        // rows in the cache at the end: the last token's row is never needed
+  int64_t cache_used_bytes = 0;  // pages that the sequence held at the end
+  int64_t fallback_calls = 0;    // attention calls that the reference path served
+  double prefill_tokens_per_s() const { return prefill_seconds > 0 ? double(prompt_tokens) / prefill_seconds : 0; }
+  double decode_tokens_per_s() const { return decode_seconds > 0 ? double(decode_steps) / decode_seconds : 0; }
+};
+
+// Owns the cache and the workspace; shares the model. One thread at a time; `pool` must outlive it.
+class Session {
+ public:
+  // kOutOfRange: max_len beyond max_position_embeddings, or the pool beyond memory_bytes (both numbers named).
+  // kInvalidArgument: a schema of another shape (layers, KV heads, head size, RoPE), negative or zero options.
+  static Result<std::unique_ptr<Session>> Open(std::shared_ptr<const Llama> model, const CacheSchema& schema,
+                                               const SessionOptions& options, ThreadPool& pool);
+  ~Session();
+  // Runs one request on a fresh sequence and releases it. kInvalidArgument: an empty prompt. kOutOfRange: an id, or
+  // prompt + new tokens beyond max_len. kNonFinite: the model produced NaN or Inf. On an error nothing stays in the
+  // cache.
+  Result<Generation> Generate(std::span<const int32_t> prompt, const GenerateParams& params);
+
+  KvCache& cache();
+  int64_t max_len() const;
+  int64_t pool_bytes() const;  // of all pages, used or not
+
+ private:
+  Session();
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// ok if `schema` is for a model of this shape; else the first field that differs, both values.
+Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config);
+
+}  // namespace livequant
