@@ -40,11 +40,11 @@ struct CacheView {
   PlaneView plane[2][2];  // [K,V][coded,exact]
   Closure closure[2];
   int32_t read_step, window, pinned;
-  const SeqRow* seq;       // one a sequence
+  const SeqRow* seq;  // one a sequence
   int32_t sequences;
-  const uint32_t* roots;   // root r: block ids at roots[r * root_stride ...]
+  const uint32_t* roots;  // root r: block ids at roots[r * root_stride ...]
   int32_t root_stride;
-  const Entry* blocks;     // block b: entries at blocks[b * kBlockEntries ...]
+  const Entry* blocks;  // block b: entries at blocks[b * kBlockEntries ...]
 
   const Entry& entry(int sequence, int tensor, int form, int index) const {
     const uint32_t block = roots[int64_t{seq[sequence].root[tensor][form]} * root_stride + index / kBlockEntries];
@@ -54,7 +54,8 @@ struct CacheView {
     const PlaneView& p = plane[tensor][form];
     return p.base + page * p.page_stride + p.layer_offset + head * p.head_stride;
   }
-  // Rows that the query at position q of `sequence` reads in coded form (cache_core.md 2). Pinned rows are exact always.
+  // Rows that the query at position q of `sequence` reads in coded form (cache_core.md 2). Pinned rows are exact
+  // always.
   int64_t coded_rows(int sequence, int tensor, int64_t q) const {
     const int64_t read = CodedRowsRead(closure[tensor], read_step, q), before = seq[sequence].f[tensor];
     return read > before ? read : before;

@@ -2,8 +2,8 @@
 // ledger (cache/ledger), which kernels may read a cache, whether two caches may share rows, what a file means.
 //
 // Invariants: a CacheSchema that passed Validate() determines every byte of a page and which form (coded or exact) of a
-// row each query reads. No code outside method/ knows a preset by name: a branch on a name means a field is missing here.
-// Spec: design.md "the schema", cache_core.md 2 and 4, methods.md 0.7.
+// row each query reads. No code outside method/ knows a preset by name: a branch on a name means a field is missing
+// here. Spec: design.md "the schema", cache_core.md 2 and 4, methods.md 0.7.
 #pragma once
 
 #include <cstdint>
@@ -53,15 +53,15 @@ enum class Overflow : uint8_t {
 // The form of one stored tensor, K or V, of one layer.
 struct TensorCoding {
   CodeKind kind = CodeKind::kNative;
-  DType dtype = DType::kF16;                         // kNative, kScaledFp
-  int bits = 16;                                     // of one code
+  DType dtype = DType::kF16;  // kNative, kScaledFp
+  int bits = 16;              // of one code
   ScaleAxis axis = ScaleAxis::kNone;
-  int group = 0;                                     // kRow: channels (divides head_dim); kChannel: rows; else 0
+  int group = 0;  // kRow: channels (divides head_dim); kChannel: rows; else 0
   ZeroConvention zero = ZeroConvention::kNone;
-  DType qparam = DType::kF16;                        // kF16 or kF32; of scale and of minimum or offset
+  DType qparam = DType::kF16;  // kF16 or kF32; of scale and of minimum or offset
   SmallScale small_scale = SmallScale::kFloor;
   Overflow overflow = Overflow::kClamp;
-  float static_scale = 1.0f;                         // kTensor
+  float static_scale = 1.0f;  // kTensor
   bool operator==(const TensorCoding&) const = default;
 
   bool has_qparams() const { return axis == ScaleAxis::kRow || axis == ScaleAxis::kChannel; }
@@ -120,7 +120,7 @@ struct LayerSchema {
   int pinned_rows = 0;              // leading rows that are never coded
   int coded_page_rows = 128;
   int exact_page_rows = 32;
-  int packing_version = 1;          // 1 = canonical (schema/layout.h)
+  int packing_version = 1;  // 1 = canonical (schema/layout.h)
   bool operator==(const LayerSchema&) const = default;
 };
 
@@ -146,19 +146,37 @@ struct CacheSchema {
   Provenance provenance;
 };
 
+// Bounds that Validate() keeps, so that no product of sizes leaves int64 and no position leaves int32.
+inline constexpr int kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 8192, kMaxPageRows = 4096;
+inline constexpr int kMaxClosureRows = 1 << 16, kMaxPinnedRows = 1 << 20, kMaxWindowRows = 1 << 30;
+
 // Checks every field and combination. kInvalidArgument or kUnsupported names layer, field, value and limit; a running
 // maximum (a row scale axis whose scale may change later) cannot be expressed and is refused by the policy reader.
+// A field that a coding has no use for must hold its default, so that two schemas that mean the same bytes are equal.
 Status Validate(const CacheSchema& schema);
 
-// ok if rows of `a` may be read as rows of `b`: equal in every field but provenance. The refusal names the first field that
-// differs and both values: "layer 3 v.bits: 4 here, 2 there".
+// ok if rows of `a` may be read as rows of `b`: equal in every field but provenance. The refusal names the first field
+// that differs and both values: "layers[3].v.bits: 4 here, 2 there".
 Status Compatible(const CacheSchema& a, const CacheSchema& b);
+
+// Every field that Compatible() compares, in its order, as text: {"layers[3].v.bits", "4"}. Provenance is not among
+// them.
+struct SchemaField {
+  std::string name, value;
+  bool operator==(const SchemaField&) const = default;
+};
+std::vector<SchemaField> SchemaFields(const CacheSchema& schema);
+
+// SHA-256 (lower-case hex) over SchemaFields, each name and value length-prefixed. An index key only: rows are shared
+// after Compatible(), never because digests are equal.
+std::string Digest(const CacheSchema& schema);
 
 // "stepwise", "chunk:512", "prompt" from a read_step, and back. kInvalidArgument: anything else.
 std::string ContractName(int read_step);
 Result<int> ParseContract(const std::string& name);
 
-// Layers that share page tables: equal closures, window, pinned rows and page rows (cache_core.md 1). Codings may differ.
+// Layers that share page tables: equal closures, window, pinned rows and page rows (cache_core.md 1). Codings may
+// differ.
 struct LayerClass {
   std::vector<int> layers;  // rising
   Closure closure[2];       // K, V
