@@ -1,10 +1,12 @@
-// io/safetensors.h: tensors of a safetensors file, by name. Nothing is copied; every offset is checked before it is used.
+// io/safetensors.h: tensors of a safetensors file, by name. Nothing is copied; every offset is checked before it is
+// used.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -13,20 +15,27 @@
 namespace livequant {
 
 struct TensorInfo {
-  std::string dtype;           // as in the file: "BF16", "F32", ...
-  std::vector<int64_t> shape;
-  std::span<const std::byte> bytes;
+  std::string dtype;                 // as in the file: "BF16", "F32", ...
+  std::vector<int64_t> shape;        // its product, zeros left out, times the bytes of the dtype fits in 63 bits
+  std::span<const std::byte> bytes;  // row major, little endian, at any alignment: read with memcpy
 };
 
 class Safetensors {
  public:
-  // Refuses: a header that is longer than the file or 100 MiB, repeated names, unknown dtypes, sizes that overflow or differ from shape x dtype,
-  // overlaps, holes, bytes beyond the last tensor. Each message names the tensor, the value and the limit. `what` names the file.
+  // The whole `file` in, its tensors out; they point into it. `what` names it in messages.
+  // Refuses: a header that is longer than the file or 100 MiB, repeated names, unknown dtypes and fields, sizes that
+  // overflow or differ from shape x dtype, overlaps, holes, bytes beyond the last tensor. Each message names the
+  // tensor, the value and the limit. kDataLoss: the file is shorter than it says. kUnsupported: dtype. kOutOfRange: too
+  // long or too large. kInvalidArgument: everything else. Source: huggingface/safetensors, README "Format".
   static Result<std::map<std::string, TensorInfo>> ParseHeader(std::span<const std::byte> file, std::string_view what);
 
-  // A model directory: model.safetensors, or model.safetensors.index.json with its shards (each name listed once, each shard complete).
+  // A model directory: model.safetensors (also where an index lies beside it, as Hugging Face's loader chooses), or
+  // model.safetensors.index.json with its shards: file names without a folder, each tensor listed once and really in
+  // the shard that the index names, no shard with a tensor that the index doesn't list. kNotFound: neither is there.
   static Result<Safetensors> OpenDirectory(const std::string& directory);
+  // Valid as long as this object.
   const std::map<std::string, TensorInfo>& tensors() const { return tensors_; }
+  // The files, in the order of their names.
   const std::vector<std::string>& paths() const { return paths_; }
 
  private:
