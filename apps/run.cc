@@ -1,0 +1,224 @@
+// apps/run.cc: livequant run: one prompt continued through one cache format, with what it cost.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+
+#include "apps/console.h"
+#include "apps/context.h"
+#include "cache/ledger/ledger.h"
+#include "io/file.h"
+#include "runtime/session.h"
+
+namespace livequant::app {
+namespace {
+
+struct Flags {
+  std::string model, prompt, dtype = "f16", skip, memory, contract;
+  std::optional<std::string> prompt_given;
+  int64_t n = 128, max_model_len = 0, prefill_chunk = 512;
+  int threads = 0;
+  SamplingParams sampling;
+  bool json = false, ignore_eos = false, allow_fallback = false, print_config = false;
+};
+
+// All of standard input, bounded: a prompt beyond any context is refused before it is tokenized.
+Result<std::string> ReadStdin() {
+  constexpr size_t kMost = size_t{64} << 20;
+  std::string text;
+  char buffer[1 << 16];
+  for (size_t got; (got = std::fread(buffer, 1, sizeof buffer, stdin)) > 0;) {
+    text.append(buffer, got);
+    if (text.size() > kMost)
+      return Status(Code::kOutOfRange, fmt::format("prompt on standard input: more than {} bytes", kMost));
+  }
+  return text;
+}
+
+int Run(const Flags& flags) {
+  std::string prompt = flags.prompt;
+  if (!flags.prompt_given) {
+    auto text = ReadStdin();
+    if (!text.ok()) return Fail(text.status(), kExitUsage);
+    prompt = *text;
+  }
+  if (prompt.empty())
+    return Fail(Status(Code::kInvalidArgument, "empty prompt: give text with -p or on standard input"), kExitUsage);
+  if (const Status s = ValidateSampling(flags.sampling); !s.ok()) return Fail(s, kExitUsage);
+  int64_t memory_bytes = 0;
+  if (!flags.memory.empty()) {
+    auto bytes = ParseBytes(flags.memory);
+    if (!bytes.ok()) return Fail(bytes.status(), kExitUsage);
+    memory_bytes = *bytes;
+  }
+  std::vector<int> skip;
+  if (!flags.skip.empty()) {
+    auto layers = ParseIntList(flags.skip, "--kv-cache-dtype-skip-layers");
+    if (!layers.ok()) return Fail(layers.status(), kExitUsage);
+    skip = *layers;
+  }
+  auto bundle = ModelBundle::Load(flags.model);
+  if (!bundle.ok()) return Fail(bundle.status(), kExitFailed);
+  auto schema = bundle->Schema(flags.dtype, skip);
+  if (schema.ok() && !flags.contract.empty()) {
+    auto read_step = ParseContract(flags.contract);
+    if (!read_step.ok()) return Fail(read_step.status(), kExitUsage);
+    schema->read_step = *read_step;
+    if (const Status s = Validate(*schema); !s.ok()) return Fail(s, kExitUsage);
+  }
+  if (!schema.ok()) return Fail(schema.status(), kExitUsage);
+  if (flags.print_config) {
+    ContextInfo info{.task = "run",
+                     .model = flags.model,
+                     .model_digest = bundle->identity.model,
+                     .schemas = {{flags.dtype, *schema}}};
+    fmt::print("{}\n", ContextJson(info).dump(2));
+    return kExitOk;
+  }
+
+  auto ids = bundle->tokenizer->Encode(prompt, true);
+  if (!ids.ok()) return Fail(Status(ids.status().code(), "prompt: " + ids.status().message()), kExitUsage);
+  const int64_t limit = flags.max_model_len > 0 ? flags.max_model_len : bundle->model->config().max_position_embeddings;
+  const auto prompt_tokens = static_cast<int64_t>(ids->size());
+  if (prompt_tokens + flags.n > limit)
+    return Fail(Status(Code::kOutOfRange,
+                       fmt::format("the prompt has {} tokens and -n asks for {}: {} together, the context holds {}",
+                                   prompt_tokens, flags.n, prompt_tokens + flags.n, limit)),
+                kExitUsage);
+
+  ThreadPool pool(ThreadsOrDefault(flags.threads));
+  SessionOptions options{.max_len = flags.max_model_len > 0 ? flags.max_model_len : prompt_tokens + flags.n,
+                         .prefill_chunk = flags.prefill_chunk,
+                         .memory_bytes = memory_bytes,
+                         .allow_fallback = flags.allow_fallback};
+  auto session = Session::Open(bundle->model, *schema, options, pool);
+  if (!session.ok()) return Fail(session.status(), kExitFailed);
+
+  StreamingDetokenizer stream(*bundle->tokenizer);
+  std::string text;
+  Status broken;
+  bool output_failed = false;
+  const auto emit = [&](const std::string& piece) {
+    text += piece;
+    if (flags.json || piece.empty()) return;
+    output_failed |= std::fwrite(piece.data(), 1, piece.size(), stdout) != piece.size() || std::fflush(stdout) != 0;
+  };
+  std::optional<Progress> progress(std::in_place, "prefill");
+  GenerateParams params{
+      .max_new_tokens = flags.n, .sampling = flags.sampling, .ignore_eos = flags.ignore_eos, .cancel = &Interrupted()};
+  params.on_prefill = [&](int64_t done, int64_t total) {
+    if (done < total)
+      progress->Update(done, total);
+    else
+      progress.reset();
+  };
+  params.on_token = [&](int32_t id) {
+    auto piece = stream.Push(id);
+    if (piece.ok())
+      emit(*piece);
+    else if (broken.ok())
+      broken = piece.status();
+  };
+  auto generation = (*session)->Generate(*ids, params);
+  progress.reset();
+  if (!generation.ok()) return Fail(generation.status(), kExitFailed);
+  emit(stream.Finish());
+  if (!broken.ok()) return Fail(broken, kExitFailed);
+  if (output_failed) return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+
+  const Generation& g = *generation;
+  const LedgerBytes ledger = Ledger(*schema, g.cache_rows);
+  if (flags.json) {
+    ContextInfo info{.task = "run",
+                     .model = flags.model,
+                     .model_digest = bundle->identity.model,
+                     .data_hash = Sha256Hex(std::as_bytes(std::span(prompt))),
+                     .context_length = (*session)->max_len(),
+                     .schemas = {{flags.dtype, *schema}},
+                     .contract = ContractName(schema->read_step),
+                     .threads = pool.threads(),
+                     .has_seed = true,
+                     .seed = flags.sampling.seed,
+                     .allow_fallback = flags.allow_fallback,
+                     .fallback_calls = g.fallback_calls};
+    const nlohmann::json out = {{"text", text},
+                                {"token_ids", g.token_ids},
+                                {"finish_reason", FinishReasonName(g.finish)},
+                                {"prompt_tokens", g.prompt_tokens},
+                                {"prefill_seconds", g.prefill_seconds},
+                                {"decode_seconds", g.decode_seconds},
+                                {"prefill_tokens_per_s", g.prefill_tokens_per_s()},
+                                {"decode_tokens_per_s", g.decode_tokens_per_s()},
+                                {"cache_rows", g.cache_rows},
+                                {"cache_bytes", g.cache_used_bytes},
+                                {"ledger_bytes", ledger.total()},
+                                {"slack_bytes", ledger.slack},
+                                {"pool_bytes", (*session)->pool_bytes()},
+                                {"peak_rss_bytes", PeakRssBytes()},
+                                {"context", ContextJson(info)}};
+    const std::string line = out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+    if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
+      return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+  } else {
+    if (std::fputs("\n", stdout) == EOF || std::fflush(stdout) != 0)
+      return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+    fmt::print(stderr,
+               "\nprefill  {} tokens in {:.3f} s, {:.0f} tokens/s\ndecode   {} steps in {:.3f} s, {:.0f} tokens/s\n"
+               "cache    {} under {}, {} rows: {} by ledger + {} slack = {} in pages of a pool of {}\nfinish   {}; "
+               "peak RSS {}\n",
+               g.prompt_tokens, g.prefill_seconds, g.prefill_tokens_per_s(), g.decode_steps, g.decode_seconds,
+               g.decode_tokens_per_s(), flags.dtype, ContractName(schema->read_step), g.cache_rows,
+               HumanBytes(static_cast<double>(ledger.total())), HumanBytes(static_cast<double>(ledger.slack)),
+               HumanBytes(static_cast<double>(g.cache_used_bytes)),
+               HumanBytes(static_cast<double>((*session)->pool_bytes())), FinishReasonName(g.finish),
+               HumanBytes(static_cast<double>(PeakRssBytes())));
+    if (g.fallback_calls > 0)
+      fmt::print(stderr, "fallback {} attention calls took the reference path (--allow-fallback)\n", g.fallback_calls);
+  }
+  return g.finish == FinishReason::kCancelled ? kExitInterrupted : kExitOk;
+}
+
+}  // namespace
+
+void AddRun(CLI::App& app, int* exit_code) {
+  auto flags = std::make_shared<Flags>();
+  flags->model = DefaultModelDir();
+  CLI::App* cmd = app.add_subcommand("run", "continue a prompt; text goes to standard output as it comes");
+  cmd->add_option("-m,--model", flags->model, "model directory")->capture_default_str();
+  CLI::Option* prompt = cmd->add_option("-p,--prompt", flags->prompt, "prompt (default: standard input)");
+  cmd->add_option("-n,--n-predict", flags->n, "new tokens at most")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str();
+  cmd->add_option("--kv-cache-dtype", flags->dtype, "preset or JSON policy file")->capture_default_str();
+  cmd->add_option("--kv-cache-dtype-skip-layers", flags->skip, "layers kept in f16, as 0,1,30-31");
+  cmd->add_option("--kv-cache-memory", flags->memory,
+                  "budget of the cache (64MiB): too small is an error, never a shorter context");
+  cmd->add_option("--max-model-len,-c", flags->max_model_len, "rows that the cache is made for (default: prompt + n)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+  cmd->add_option("--contract", flags->contract, "stepwise | chunk:N | prompt (default: the policy's, else stepwise)");
+  cmd->add_option("--prefill-chunk", flags->prefill_chunk, "rows of a prefill step")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  cmd->add_option("--seed,-s", flags->sampling.seed, "of sampling")->capture_default_str();
+  cmd->add_option("--temp,--temperature", flags->sampling.temperature, "0 = greedy")
+      ->check(CLI::Range(0.0, 100.0))
+      ->capture_default_str();
+  cmd->add_option("--top-k", flags->sampling.top_k, "0 = all")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+      ->capture_default_str();
+  cmd->add_option("--top-p", flags->sampling.top_p, "1 = all")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  cmd->add_option("-t,--threads", flags->threads, "0 = every core")->check(CLI::Range(0, 1024))->capture_default_str();
+  cmd->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-text token");
+  cmd->add_flag("--allow-fallback", flags->allow_fallback,
+                "read what no kernel reads by the slow reference path, and count it");
+  cmd->add_flag("--print-config", flags->print_config, "print what would run, as JSON, and stop");
+  cmd->add_flag("--json", flags->json, "print one JSON object at the end instead of streaming");
+  cmd->callback([flags, prompt, exit_code] {
+    if (prompt->count() > 0) flags->prompt_given = flags->prompt;
+    *exit_code = Run(*flags);
+  });
+}
+
+}  // namespace livequant::app

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# scripts/test.sh: the whole check. Installs missing Debian packages, then
+#   dev suite (-O2), the same suite under ASan + UBSan, cache + kv + threads under TSan, and 20 s of every fuzz target.
+# At most 25 minutes on 2 cores. --quick: the dev suite alone. --full: also every line of the release check and docs/results/.
+# Safe to run twice.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mode=${1:-}
+source scripts/packages.sh
+if [ "$mode" = --full ]; then install_packages full; else install_packages test; fi
+
+stage() { printf '\n== %s (%ss since start)\n' "$1" "$SECONDS"; }
+jobs=$(nproc)
+
+build() {  # preset [targets...]
+  local preset=$1
+  shift
+  cmake --preset "$preset" >/dev/null
+  cmake --build --preset "$preset" -j "$jobs" ${@:+--target "$@"}
+}
+
+stage "release binary"
+cmake --preset release -DLIVEQUANT_BENCH=$([ "$mode" = --full ] && echo ON || echo OFF) >/dev/null
+cmake --build --preset release -j "$jobs"
+
+stage "dev suite"
+build dev
+ctest --preset dev -j "$jobs"
+[ "$mode" = --quick ] && exit 0
+
+stage "ASan + UBSan suite"
+build asan
+ctest --preset asan -j "$jobs"
+
+stage "TSan: cache, kv and threads"
+build tsan base_test pages_test owner_test kv_test
+ctest --preset tsan -j 1 -R '^(base|pages|owner|kv)$'
+
+stage "fuzz targets, 20 s each"
+build fuzz
+scripts/fuzz.sh 20
+
+if [ "$mode" = --full ]; then
+  stage "release check"
+  python3 tools/release_check.py
+fi
+stage "all passed"
