@@ -1,0 +1,556 @@
+// attention/cpu/generic.cc: AttendGeneric (attention.h), arithmetic id generic_f32.
+//
+// The bits of an output row, for one query and head (everything in f32, every product-sum fused):
+//   score   s[j] = chain over channels 0, 1, ... of fma(q[c] * scale, k[j][c], s), from 0
+//   leaf    256 rows by absolute position: m = max s, p[j] = exp(s[j] - m); l = 16 partial sums (j mod 16, j rising),
+//   folded as
+//           a tree; o[c] = chain over rows j rising of fma(p[j], v[j][c], o), from 0
+//   merge   of (m, l, o) states a, b: m = max; wa = exp(ma - m), wb = exp(mb - m); l = fma(la, wa, lb * wb); o alike
+//   node    left fold of its 8 leaves; the result is the left fold of its nodes; out = o / l
+// A leaf without a visible row is skipped. Invariants that make these bits independent of everything else:
+//   - rows that no query of a block reads in a form are zeros in the decoded tile, and scores of rows that a query does
+//   not
+//     see are replaced by select. So 0 * v with v finite is all that a masked row contributes: it changes no bit but
+//     the sign of a zero, and the division adds +0 to make that sign positive.
+//   - a tile with rows in both forms is two (or with pinned rows three) segments of rising rows; a query's weights are
+//   zero
+//     outside the segment's own rows, so its chain runs over rows in rising order whatever the other queries read.
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "attention/cpu/workspace.h"
+#include "kernels/cpu/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "attention/cpu/generic.cc"
+#include "hwy/foreach_target.h"  // compiles the part between BEFORE and AFTER once per ISA
+#include "hwy/highway.h"
+#include "kernels/cpu/exp-inl.h"
+#include "kernels/cpu/tile_gemm-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace livequant {
+namespace HWY_NAMESPACE {
+namespace attention {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::CappedTag<float, 16>;
+using VF = hn::Vec<DF>;
+constexpr int kLanes = static_cast<int>(hn::MaxLanes(DF()));
+constexpr int kVirtual = 16;  // lanes of every sum, on every ISA
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+using Impl = AttentionWorkspace::Impl;
+
+// ---- rows of a tile ----
+
+// One block of queries of one sequence and KV head.
+struct Block {
+  const AttentionCall* call;
+  const Impl::Item* item;
+  const Impl::Thread* thread;
+  int group, dim, padded, queries, rows;  // rows == queries * group
+  int64_t first_position;                 // of the block's first query
+  int64_t step_first;                     // position of the sequence's first step row
+};
+
+// A tile's rows fall into segments of one form, in rising order of rows for every query.
+enum Segment : int { kPinnedRows, kCodedRows, kExactRows, kSegments };
+
+struct Range {
+  int64_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+
+HWY_INLINE int64_t LowestRow(const Block& b, int query) {
+  const int64_t window = b.call->view.window;
+  return window > 0 ? std::max<int64_t>(0, b.first_position + query - window + 1) : 0;
+}
+
+// Rows of [tile, tile + kTileRows) that `query` of the block reads in this segment. Both ends rise with the query.
+HWY_INLINE Range RowsOf(const Block& b, int tensor, int segment, int query, int64_t tile) {
+  const int64_t low = LowestRow(b, query), high = b.first_position + query + 1;
+  const int64_t pinned = b.call->view.pinned, coded = b.thread->coded[tensor][query];
+  Range r{low, high};
+  if (segment == kPinnedRows) r.end = std::min(high, pinned);
+  if (segment == kCodedRows) r = {std::max(low, pinned), std::min(high, coded)};
+  if (segment == kExactRows) r.begin = std::max({low, pinned, coded});
+  return {std::max(r.begin, tile), std::min(r.end, tile + kTileRows)};
+}
+
+// Which queries of a block read a segment of a tile, and the smallest range that holds all their rows.
+struct Hull {
+  int query_begin, query_end;
+  Range rows;
+  bool empty() const { return query_begin >= query_end; }
+};
+
+Hull HullOf(const Block& b, int tensor, int segment, int64_t tile) {
+  Hull h{0, 0, {0, 0}};
+  // Cheap answers first: the segment of the first and the last query bound all others.
+  if (segment == kPinnedRows && tile >= b.call->view.pinned) return h;
+  for (int i = 0; i < b.queries; ++i) {
+    const Range r = RowsOf(b, tensor, segment, i, tile);
+    if (r.empty()) continue;
+    if (h.empty()) h = {i, i + 1, r};
+    h.query_end = i + 1;
+    h.rows.end = r.end;
+  }
+  return h;
+}
+
+// Decodes rows [begin, end) of one form to f32 rows of `b.padded` values at `out`, through the sequence's table.
+void DecodeRange(const Block& b, int tensor, int form, int64_t begin, int64_t end, float* out) {
+  const AttentionCall& call = *b.call;
+  const CacheView& view = call.view;
+  const SeqRow& s = view.seq[b.item->sequence];
+  int64_t stored_end = end;
+  if (form == kExact) {
+    stored_end = std::min(end, b.step_first);
+    const int64_t width = int64_t{call.plan->schema.num_kv_heads} * b.dim;
+    const float* step = (tensor == kK ? call.step_k : call.step_v) + int64_t{b.item->head} * b.dim;
+    for (int64_t j = std::max(begin, b.step_first); j < end; ++j)
+      std::memcpy(out + (j - begin) * b.padded, step + (s.first_query + j - b.step_first) * width,
+                  sizeof(float) * b.dim);
+  } else {
+    LQ_CHECK(end <= s.staged[tensor]);
+  }
+  if (begin >= stored_end) return;
+
+  // The last entry that starts at or before `begin`.
+  const int count = s.entries[tensor][form];
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int mid = (low + high) / 2;
+    (view.entry(b.item->sequence, tensor, form, mid).start <= begin ? low : high) = mid;
+  }
+  const int64_t page_rows = view.plane[tensor][form].rows;
+  for (int i = low; begin < stored_end; ++i) {
+    LQ_CHECK(i < count);
+    const Entry& e = view.entry(b.item->sequence, tensor, form, i);
+    const int64_t base = e.start / page_rows * page_rows;
+    int64_t stop = std::min(base + page_rows, stored_end);
+    if (i + 1 < count) stop = std::min<int64_t>(stop, view.entry(b.item->sequence, tensor, form, i + 1).start);
+    LQ_CHECK(e.start <= begin && begin < stop);  // a row that a query reads and no page serves
+    call.plan->decode[tensor][form](call.plan->format[tensor][form],
+                                    view.head_block(tensor, form, e.page, b.item->head), static_cast<int>(begin - base),
+                                    MatrixView<float>(out, stop - begin, b.dim, b.padded));
+    out += (stop - begin) * b.padded;
+    begin = stop;
+  }
+}
+
+// Rotates one key in place: pairs (x, y) -> (x cos - y sin, y cos + x sin).
+void RotateRow(const RopeTable& table, int64_t position, float* row) {
+  const DF df;
+  const int half = table.dims() / 2;
+  const float* cos = table.cos(position);
+  const float* sin = table.sin(position);
+  int i = 0;
+  if (table.pairing() == RopePairing::kHalfSplit) {
+    for (; i + kLanes <= half; i += kLanes) {
+      const VF x = hn::LoadU(df, row + i), y = hn::LoadU(df, row + half + i);
+      const VF c = hn::LoadU(df, cos + i), s = hn::LoadU(df, sin + i);
+      hn::StoreU(hn::MulSub(x, c, hn::Mul(y, s)), df, row + i);
+      hn::StoreU(hn::MulAdd(y, c, hn::Mul(x, s)), df, row + half + i);
+    }
+  } else {
+    for (; i + kLanes <= half; i += kLanes) {
+      VF x, y;
+      hn::LoadInterleaved2(df, row + 2 * i, x, y);
+      const VF c = hn::LoadU(df, cos + i), s = hn::LoadU(df, sin + i);
+      hn::StoreInterleaved2(hn::MulSub(x, c, hn::Mul(y, s)), hn::MulAdd(y, c, hn::Mul(x, s)), df, row + 2 * i);
+    }
+  }
+  const hn::CappedTag<float, 1> d1;
+  const int step = table.pairing() == RopePairing::kHalfSplit ? 1 : 2;
+  const int other = table.pairing() == RopePairing::kHalfSplit ? half : 1;
+  for (; i < half; ++i) {
+    float* p = row + i * step;
+    const auto x = hn::LoadU(d1, p), y = hn::LoadU(d1, p + other);
+    const auto c = hn::LoadU(d1, cos + i), s = hn::LoadU(d1, sin + i);
+    hn::StoreU(hn::MulSub(x, c, hn::Mul(y, s)), d1, p);
+    hn::StoreU(hn::MulAdd(y, c, hn::Mul(x, s)), d1, p + other);
+  }
+}
+
+// Decodes the rows of a segment that some query reads into thread->rows (row 0 is the tile's first); other rows of
+// [begin, end), tile positions that hold the hull, become zeros: whatever bytes stand there never enter a sum.
+void LoadSegment(const Block& b, int tensor, int segment, int64_t tile, const Hull& hull, int begin, int end) {
+  float* rows = b.thread->rows;
+  const int form = segment == kCodedRows ? kCoded : kExact;
+  int64_t done = tile + begin;  // rows below are final
+  auto zero_to = [&](int64_t to) {
+    if (done < to) std::memset(rows + (done - tile) * b.padded, 0, sizeof(float) * (to - done) * b.padded);
+  };
+  Range run{0, 0};
+  for (int i = hull.query_begin; i <= hull.query_end; ++i) {
+    Range r{0, 0};
+    if (i < hull.query_end) {
+      r = RowsOf(b, tensor, segment, i, tile);
+      if (r.empty()) continue;
+      if (!run.empty() && r.begin <= run.end) {
+        run.end = r.end;
+        continue;
+      }
+    }
+    if (!run.empty()) {
+      zero_to(run.begin);
+      DecodeRange(b, tensor, form, run.begin, run.end, rows + (run.begin - tile) * b.padded);
+      if (tensor == kK && segment != kPinnedRows && b.call->plan->schema.k_stage == RopeStage::kPre)
+        for (int64_t j = run.begin; j < run.end; ++j) RotateRow(*b.call->plan->rope, j, rows + (j - tile) * b.padded);
+      done = run.end;
+    }
+    run = r;
+  }
+  zero_to(tile + end);
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// Four channels of `kLanes` rows as kLanes / 4 blocks of one vector: block i is 4 channels of row 4 i.
+template <class D>
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* p, int64_t stride) {
+  if constexpr (hn::MaxLanes(d) <= 4) {
+    return hn::LoadU(d, p);
+  } else {
+    const hn::Half<D> half;
+    return hn::Combine(d, LoadBlocks(half, p + static_cast<int64_t>(hn::MaxLanes(half)) * stride, stride),
+                       LoadBlocks(half, p, stride));
+  }
+}
+#endif
+
+// rows [begin, end) x channels -> keys[channel][row]; begin and end are multiples of 16.
+void Transpose(const float* rows, int64_t stride, int begin, int end, int channels, float* keys) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int c = 0; c < channels; ++c)
+    for (int r = begin; r < end; ++r) keys[c * kTileRows + r] = rows[r * stride + c];
+#else
+  const DF df;
+  const hn::Repartition<double, DF> dd;
+  static_assert(kLanes >= 4, "a block is four floats");
+  for (int c = 0; c < channels; c += 4) {
+    for (int r = begin; r < end; r += kLanes) {
+      const float* p = rows + r * stride + c;
+      const VF a0 = LoadBlocks(df, p, stride), a1 = LoadBlocks(df, p + stride, stride);
+      const VF a2 = LoadBlocks(df, p + 2 * stride, stride), a3 = LoadBlocks(df, p + 3 * stride, stride);
+      const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1)),
+                 t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
+      const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1)),
+                 t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
+      float* k = keys + c * kTileRows + r;
+      hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t0, t1)), df, k);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)), df, k + kTileRows);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t2, t3)), df, k + 2 * kTileRows);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t2, t3)), df, k + 3 * kTileRows);
+    }
+  }
+#endif
+}
+
+// ---- a leaf ----
+
+// Copies, per query row, the columns that the query reads in this segment from `from` to `to`, both at the tile's first
+// row.
+void SelectRows(const Block& b, int tensor, int segment, int64_t tile, const Hull& hull, const float* from,
+                int64_t from_stride, float* to, int64_t to_stride) {
+  for (int i = hull.query_begin; i < hull.query_end; ++i) {
+    const Range r = RowsOf(b, tensor, segment, i, tile);
+    if (r.empty()) continue;
+    for (int m = i * b.group; m < (i + 1) * b.group; ++m)
+      std::memcpy(to + m * to_stride + (r.begin - tile), from + m * from_stride + (r.begin - tile),
+                  sizeof(float) * static_cast<size_t>(r.end - r.begin));
+  }
+}
+
+void TileScores(const Block& b, int64_t tile, float* score) {
+  Hull hull[kSegments];
+  int used = 0;
+  for (int s = 0; s < kSegments; ++s) used += !(hull[s] = HullOf(b, kK, s, tile)).empty();
+  for (int s = 0; s < kSegments; ++s) {
+    if (hull[s].empty()) continue;
+    const int begin = static_cast<int>(hull[s].rows.begin - tile) / kVirtual * kVirtual;
+    const int end = (static_cast<int>(hull[s].rows.end - tile) + kVirtual - 1) / kVirtual * kVirtual;
+    LoadSegment(b, kK, s, tile, hull[s], begin, end);
+    Transpose(b.thread->rows, b.padded, begin, end, b.dim, b.thread->keys);
+    const int first = hull[s].query_begin * b.group, rows = (hull[s].query_end - hull[s].query_begin) * b.group;
+    float* out = used == 1 ? score : b.thread->mixed;
+    const int64_t stride = used == 1 ? kLeafRows : kTileRows;
+    TileGemm(b.thread->q + int64_t{first} * b.padded, b.padded, b.thread->keys + begin, kTileRows,
+             out + first * stride + begin, stride, rows, end - begin, b.dim, /*accumulate=*/false);
+    if (used > 1) SelectRows(b, kK, s, tile, hull[s], out, stride, score, kLeafRows);
+  }
+}
+
+void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
+  Hull hull[kSegments];
+  int used = 0;
+  for (int s = 0; s < kSegments; ++s) used += !(hull[s] = HullOf(b, kV, s, tile)).empty();
+  for (int s = 0; s < kSegments; ++s) {
+    if (hull[s].empty()) continue;
+    const int begin = static_cast<int>(hull[s].rows.begin - tile), end = static_cast<int>(hull[s].rows.end - tile);
+    LoadSegment(b, kV, s, tile, hull[s], begin, end);
+    const int first = hull[s].query_begin * b.group, rows = (hull[s].query_end - hull[s].query_begin) * b.group;
+    const float* a = weight;
+    int64_t stride = kLeafRows;
+    if (used > 1) {
+      std::memset(b.thread->mixed + first * kTileRows, 0, sizeof(float) * rows * kTileRows);
+      SelectRows(b, kV, s, tile, hull[s], weight, kLeafRows, b.thread->mixed, kTileRows);
+      a = b.thread->mixed, stride = kTileRows;
+    }
+    TileGemm(a + first * stride + begin, stride, b.thread->rows + int64_t{begin} * b.padded, b.padded,
+             out + int64_t{first} * b.padded, b.padded, rows, b.padded, end - begin, /*accumulate=*/true);
+  }
+}
+
+// Turns the scores of one row, live in [begin, end) of the leaf, into weights (zeros elsewhere), and returns max and
+// sum.
+HWY_INLINE void SoftmaxRow(float* HWY_RESTRICT s, int begin, int end, float* max, float* sum) {
+  const DF df;
+  constexpr int kSums = kVirtual / kLanes;
+  const int first = begin / kVirtual * kVirtual, last = (end + kVirtual - 1) / kVirtual * kVirtual;
+  const VF none = hn::Set(df, kNone), lo = hn::Set(df, static_cast<float>(begin)),
+           hi = hn::Set(df, static_cast<float>(end));
+  auto live = [&](int j) HWY_ATTR {
+    const VF at = hn::Iota(df, static_cast<float>(j));
+    return hn::And(hn::Ge(at, lo), hn::Lt(at, hi));
+  };
+  VF top = none;
+  for (int j = first; j < last; j += kLanes) {
+    VF x = hn::LoadU(df, s + j);
+    if (j < begin || j + kLanes > end) {
+      x = hn::IfThenElse(live(j), x, none);
+      hn::StoreU(x, df, s + j);
+    }
+    top = hn::Max(top, x);
+  }
+  const VF m = hn::MaxOfLanes(df, top);
+  std::memset(s, 0, sizeof(float) * static_cast<size_t>(first));
+  std::memset(s + last, 0, sizeof(float) * static_cast<size_t>(kLeafRows - last));
+  HWY_ALIGN float part[kVirtual] = {};
+  for (int i = 0; i < kSums; ++i) {
+    VF acc = hn::Zero(df);
+    for (int j = first + i * kLanes; j < last; j += kVirtual) {
+      const VF p = Exp(df, hn::Sub(hn::LoadU(df, s + j), m));  // e^-inf = 0: masked rows weigh exactly nothing
+      hn::StoreU(p, df, s + j);
+      acc = hn::Add(acc, p);
+    }
+    hn::StoreU(acc, df, part + i * kLanes);
+  }
+  for (int w = kVirtual / 2; w > 0; w /= 2)
+    for (int i = 0; i < w; ++i) part[i] += part[i + w];
+  *max = hn::GetLane(m);
+  *sum = part[0];
+}
+
+void ComputeLeaf(const Block& b, int64_t leaf, const SoftmaxState& state) {
+  const int64_t base = leaf * kLeafRows, top = b.first_position + b.queries, low = LowestRow(b, 0);
+  float* score = b.thread->score;
+  auto visible = [&](int64_t tile) { return tile < top && tile + kTileRows > low; };
+  for (int64_t tile = base; tile < base + kLeafRows; tile += kTileRows)
+    if (visible(tile)) TileScores(b, tile, score + (tile - base));
+  for (int i = 0; i < b.queries; ++i) {
+    const int64_t begin = std::max<int64_t>(LowestRow(b, i) - base, 0);
+    const int64_t end = std::min<int64_t>(b.first_position + i + 1 - base, kLeafRows);
+    for (int m = i * b.group; m < (i + 1) * b.group; ++m) {
+      if (begin < end) {
+        SoftmaxRow(score + m * kLeafRows, static_cast<int>(begin), static_cast<int>(end), state.max + m, state.sum + m);
+      } else {
+        std::memset(score + m * kLeafRows, 0, sizeof(float) * kLeafRows);
+        state.max[m] = kNone, state.sum[m] = 0;
+      }
+    }
+  }
+  std::memset(state.out, 0, sizeof(float) * static_cast<size_t>(b.rows) * b.padded);
+  for (int64_t tile = base; tile < base + kLeafRows; tile += kTileRows)
+    if (visible(tile)) TileValues(b, tile, score + (tile - base), state.out);
+}
+
+// a = merge(a, b), row by row. A state that has seen nothing is the identity.
+void Merge(const SoftmaxState& a, const SoftmaxState& b, int rows, int padded) {
+  const DF df;
+  const hn::CappedTag<float, 1> d1;
+  for (int m = 0; m < rows; ++m) {
+    if (b.max[m] == kNone) continue;
+    float* ao = a.out + int64_t{m} * padded;
+    const float* bo = b.out + int64_t{m} * padded;
+    if (a.max[m] == kNone) {
+      a.max[m] = b.max[m], a.sum[m] = b.sum[m];
+      std::memcpy(ao, bo, sizeof(float) * static_cast<size_t>(padded));
+      continue;
+    }
+    const float max = std::max(a.max[m], b.max[m]);
+    const float wa = hn::GetLane(Exp(d1, hn::Set(d1, a.max[m] - max))),
+                wb = hn::GetLane(Exp(d1, hn::Set(d1, b.max[m] - max)));
+    a.max[m] = max;
+    a.sum[m] = hn::GetLane(hn::MulAdd(hn::Set(d1, a.sum[m]), hn::Set(d1, wa), hn::Set(d1, b.sum[m] * wb)));
+    const VF va = hn::Set(df, wa), vb = hn::Set(df, wb);
+    for (int c = 0; c < padded; c += kLanes)
+      hn::StoreU(hn::MulAdd(hn::LoadU(df, ao + c), va, hn::Mul(hn::LoadU(df, bo + c), vb)), df, ao + c);
+  }
+}
+
+// ---- a call ----
+
+Block MakeBlock(const AttentionCall& call, const Impl& ws, const Impl::Item& item, const Impl::Thread& thread) {
+  const LayerSchema& schema = call.plan->schema;
+  const SeqRow& s = call.view.seq[item.sequence];
+  Block b;
+  b.call = &call, b.item = &item, b.thread = &thread;
+  b.group = call.num_q_heads / schema.num_kv_heads;
+  b.dim = schema.head_dim, b.padded = PaddedDim(schema.head_dim);
+  b.queries = item.count, b.rows = item.count * b.group;
+  b.step_first = s.len - s.count;
+  b.first_position = b.step_first + item.first;
+  LQ_CHECK(b.rows <= ws.block && b.padded <= ws.padded_dim);
+  return b;
+}
+
+void LoadQueries(const Block& b) {
+  const DF df;
+  const AttentionCall& call = *b.call;
+  const int first_row = call.view.seq[b.item->sequence].first_query + b.item->first;
+  const VF scale = hn::Set(df, call.scale);
+  for (int i = 0; i < b.queries; ++i) {
+    for (int t : {kK, kV})
+      b.thread->coded[t][i] = static_cast<int32_t>(call.view.coded_rows(b.item->sequence, t, b.first_position + i));
+    for (int g = 0; g < b.group; ++g) {
+      const float* q =
+          call.q + (int64_t{first_row} + i) * call.num_q_heads * b.dim + (int64_t{b.item->head} * b.group + g) * b.dim;
+      float* to = b.thread->q + (int64_t{i} * b.group + g) * b.padded;
+      int c = 0;
+      for (; c + kLanes <= b.dim; c += kLanes) hn::StoreU(hn::Mul(hn::LoadU(df, q + c), scale), df, to + c);
+      for (; c < b.dim; ++c) to[c] = q[c] * call.scale;
+    }
+  }
+}
+
+void WriteOutput(const Block& b, const SoftmaxState& total) {
+  const AttentionCall& call = *b.call;
+  const int first_row = call.view.seq[b.item->sequence].first_query + b.item->first;
+  for (int i = 0; i < b.queries; ++i)
+    for (int g = 0; g < b.group; ++g) {
+      const int m = i * b.group + g;
+      float* out = call.out + (int64_t{first_row} + i) * call.num_q_heads * b.dim +
+                   (int64_t{b.item->head} * b.group + g) * b.dim;
+      const float* o = total.out + int64_t{m} * b.padded;
+      const float sum = total.sum[m];
+      for (int c = 0; c < b.dim; ++c) out[c] = o[c] / sum + 0.0f;
+    }
+}
+
+// Folds leaf states, handed over by `leaf(index, state or nullptr)` in rising order, into total. A leaf is made in
+// place where it starts a node, and a node where it starts the total: copying it there would give the same bits.
+template <class MakeLeaf>
+void FoldLeaves(const Block& b, int64_t begin, int64_t end, MakeLeaf&& make_leaf) {
+  const Impl::Thread& t = *b.thread;
+  for (int64_t node = begin / kNodeLeaves; node * kNodeLeaves < end; ++node) {
+    const int64_t first = std::max(begin, node * kNodeLeaves), last = std::min(end, (node + 1) * kNodeLeaves);
+    const SoftmaxState& into = node == begin / kNodeLeaves ? t.total : t.node;
+    make_leaf(first, into);
+    for (int64_t leaf = first + 1; leaf < last; ++leaf) {
+      make_leaf(leaf, t.leaf);
+      Merge(into, t.leaf, b.rows, b.padded);
+    }
+    if (&into == &t.node) Merge(t.total, t.node, b.rows, b.padded);
+  }
+}
+
+SoftmaxState SlotOf(const Impl& ws, const Block& b, int64_t leaf) {
+  float* p = ws.slots + b.item->slot + (leaf - b.item->leaf_begin) * b.rows * (b.padded + 2);
+  return {p + int64_t{b.rows} * b.padded, p + int64_t{b.rows} * (b.padded + 1), p};
+}
+
+void RunItems(const AttentionCall& call, Impl& ws, ThreadPool& pool) {
+  const int64_t items = static_cast<int64_t>(ws.items.size());
+  if (ws.pieces.empty()) {
+    pool.For(items, [&](int64_t i, int thread) HWY_ATTR {
+      const Block b = MakeBlock(call, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
+      LoadQueries(b);
+      FoldLeaves(b, b.item->leaf_begin, b.item->leaf_end,
+                 [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR { ComputeLeaf(b, leaf, state); });
+      WriteOutput(b, b.thread->total);
+    });
+    return;
+  }
+  pool.For(static_cast<int64_t>(ws.pieces.size()), [&](int64_t i, int thread) HWY_ATTR {
+    const Impl::Piece& piece = ws.pieces[static_cast<size_t>(i)];
+    const Block b =
+        MakeBlock(call, ws, ws.items[static_cast<size_t>(piece.item)], ws.thread[static_cast<size_t>(thread)]);
+    LoadQueries(b);
+    for (int64_t leaf = piece.begin; leaf < piece.end; ++leaf) ComputeLeaf(b, leaf, SlotOf(ws, b, leaf));
+  });
+  pool.For(items, [&](int64_t i, int thread) HWY_ATTR {
+    const Block b = MakeBlock(call, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
+    FoldLeaves(b, b.item->leaf_begin, b.item->leaf_end, [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR {
+      const SoftmaxState from = SlotOf(ws, b, leaf);
+      std::fill_n(state.max, b.rows, kNone);
+      Merge(state, from, b.rows, b.padded);
+    });
+    WriteOutput(b, b.thread->total);
+  });
+}
+
+}  // namespace attention
+
+void RunAttention(const AttentionCall& call, AttentionWorkspace::Impl& ws, ThreadPool& pool) {
+  attention::RunItems(call, ws, pool);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace livequant
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace livequant {
+HWY_EXPORT(RunAttention);
+
+namespace {
+
+// Blocks of queries, the longest (latest positions) first; then, if there are too few to fill the threads and their
+// leaf states fit the slots, each is cut into runs of leaves. The plan changes who computes a leaf, never a bit.
+void PlanItems(const AttentionCall& call, AttentionWorkspace::Impl& ws) {
+  const LayerSchema& schema = call.plan->schema;
+  const int group = call.num_q_heads / schema.num_kv_heads, per_block = std::max(1, ws.block / group);
+  ws.items.clear();
+  ws.pieces.clear();
+  int64_t rows = 0, leaves = 0, slot_floats = 0;
+  for (int s = 0; s < call.view.sequences; ++s) {
+    const SeqRow& seq = call.view.seq[s];
+    LQ_CHECK(seq.count >= 0 && seq.count <= seq.len && seq.len <= ws.max_len);
+    rows += seq.count;
+    LQ_CHECK(rows <= ws.max_rows);
+    for (int end = seq.count; end > 0; end -= std::min(end, per_block)) {
+      const int count = std::min(end, per_block);
+      const int64_t first = seq.len - seq.count + end - count, last = first + count;  // positions
+      const int64_t low = call.view.window > 0 ? std::max<int64_t>(0, first - call.view.window + 1) : 0;
+      for (int head = 0; head < schema.num_kv_heads; ++head) {
+        const int64_t begin = low / kLeafRows, stop = (last + kLeafRows - 1) / kLeafRows;
+        ws.items.push_back({s, head, end - count, count, begin, stop, slot_floats});
+        leaves += stop - begin;
+        slot_floats += (stop - begin) * count * group * (PaddedDim(schema.head_dim) + 2);
+      }
+    }
+  }
+  const int64_t items = static_cast<int64_t>(ws.items.size()), wanted = int64_t{kPiecesPerThread} * ws.threads;
+  if (ws.threads == 1 || items >= wanted || leaves < 2 * items || slot_floats > ws.slot_floats) return;
+  const int64_t run = std::max<int64_t>(1, (leaves + wanted - 1) / wanted);
+  for (int64_t i = 0; i < items; ++i)
+    for (int64_t leaf = ws.items[static_cast<size_t>(i)].leaf_begin, end = ws.items[static_cast<size_t>(i)].leaf_end;
+         leaf < end; leaf += run)
+      ws.pieces.push_back({static_cast<int>(i), leaf, std::min(leaf + run, end)});
+}
+
+}  // namespace
+
+void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, ThreadPool& pool) {
+  AttentionWorkspace::Impl& ws = *workspace.impl();
+  LQ_CHECK(call.num_q_heads > 0 && call.num_q_heads % call.plan->schema.num_kv_heads == 0);
+  LQ_CHECK(call.num_q_heads <= ws.max_q_heads && call.plan->schema.head_dim <= ws.max_head_dim);
+  LQ_CHECK(pool.threads() <= ws.threads);
+  PlanItems(call, ws);
+  HWY_DYNAMIC_DISPATCH(RunAttention)(call, ws, pool);
+}
+
+}  // namespace livequant
+#endif
