@@ -146,6 +146,14 @@ struct CacheSchema {
   Provenance provenance;
 };
 
+// What a model fixes of its cache; the rest of a schema is a choice.
+struct CacheShape {
+  int num_layers = 0;
+  int num_kv_heads = 0;
+  int head_dim = 0;
+  RopeConfig rope;
+};
+
 // Bounds that Validate() keeps, so that no product of sizes leaves int64 and no position leaves int32.
 inline constexpr int kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 8192, kMaxPageRows = 4096;
 inline constexpr int kMaxClosureRows = 1 << 16, kMaxPinnedRows = 1 << 20, kMaxWindowRows = 1 << 30;
