@@ -1,0 +1,8 @@
+// kernels/cpu/targets.h: the instruction sets that the vector kernels are compiled for. Include before any Highway
+// header.
+//
+// AVX-512 (AVX3), AVX2 + FMA, SSE4 and Highway's baseline on x86; NEON on Arm. AVX3_DL and SSSE3 would compile the same
+// code again for no gain.
+#pragma once
+
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3)

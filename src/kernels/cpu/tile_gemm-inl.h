@@ -1,0 +1,132 @@
+// kernels/cpu/tile_gemm-inl.h: C (+)= A B for small row-major f32 tiles, as attention over one tile of rows needs it.
+//
+// Contract  each C[m][n] is one chain of fused multiply-adds over k = 0, 1, ..., starting from C[m][n] or from 0: its
+// bits
+//           depend on row m of A, column n of B and that start alone, not on M, N or the vector width. (Targets without
+//           a fused multiply-add round twice a step.)
+// Layout    lanes are columns. Up to kTileAccumulators vector accumulators live in registers: few rows take many
+// columns at
+//           once, many rows few, so that at least 8 chains are in flight wherever the shape has them.
+#if defined(LIVEQUANT_KERNELS_CPU_TILE_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef LIVEQUANT_KERNELS_CPU_TILE_GEMM_INL_H_
+#undef LIVEQUANT_KERNELS_CPU_TILE_GEMM_INL_H_
+#else
+#define LIVEQUANT_KERNELS_CPU_TILE_GEMM_INL_H_
+#endif
+
+#include <cstddef>
+#include <cstdint>
+
+#include "hwy/highway.h"
+#include "kernels/cpu/partial-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace livequant {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Registers: 32 vectors on AVX-512 and Arm, 16 elsewhere. Accumulators leave room for kVectors of B and a broadcast.
+#if HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64
+inline constexpr int kTileAccumulators = 24;
+#else
+inline constexpr int kTileAccumulators = 12;
+#endif
+
+// kRows x (kVectors vectors of columns), whole k. kTail: only the first `tail` lanes of the last vector exist.
+template <int kRows, int kVectors, bool kTail>
+HWY_NOINLINE void TileGemmKernel(const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b, int64_t ldb,
+                                 float* HWY_RESTRICT c, int64_t ldc, int64_t k, bool accumulate, size_t tail) {
+  using DF = hn::CappedTag<float, 16>;
+  using VF = hn::Vec<DF>;
+  const DF df;
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+  VF acc[kRows][kVectors];
+#pragma GCC unroll 32
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 32
+    for (int v = 0; v < kVectors; ++v) {
+      if (!accumulate) {
+        acc[m][v] = hn::Zero(df);
+      } else if (kTail && v == kVectors - 1) {
+        acc[m][v] = LoadFirst(df, c + m * ldc + v * kLanes, tail);
+      } else {
+        acc[m][v] = hn::LoadU(df, c + m * ldc + v * kLanes);
+      }
+    }
+  }
+  for (int64_t i = 0; i < k; ++i, b += ldb) {
+    VF w[kVectors];
+#pragma GCC unroll 32
+    for (int v = 0; v < kVectors; ++v) {
+      w[v] = kTail && v == kVectors - 1 ? LoadFirst(df, b + v * kLanes, tail) : hn::LoadU(df, b + v * kLanes);
+    }
+#pragma GCC unroll 32
+    for (int m = 0; m < kRows; ++m) {
+      const VF x = hn::Set(df, a[m * lda + i]);
+#pragma GCC unroll 32
+      for (int v = 0; v < kVectors; ++v) acc[m][v] = hn::MulAdd(x, w[v], acc[m][v]);
+    }
+  }
+#pragma GCC unroll 32
+  for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 32
+    for (int v = 0; v < kVectors; ++v) {
+      if (kTail && v == kVectors - 1) {
+        StoreFirst(acc[m][v], df, c + m * ldc + v * kLanes, tail);
+      } else {
+        hn::StoreU(acc[m][v], df, c + m * ldc + v * kLanes);
+      }
+    }
+  }
+}
+
+// Rows [0, rows) with rows <= kRows, all columns in steps of kVectors vectors, then single vectors, then a masked tail.
+template <int kRows, int kVectors>
+HWY_INLINE void TileGemmRows(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
+                             int64_t n, int64_t k, bool accumulate) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) {
+      return TileGemmRows<kRows - 1, kVectors>(rows, a, lda, b, ldb, c, ldc, n, k, accumulate);
+    }
+  }
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
+  int64_t j = 0;
+  for (; j + kVectors * kLanes <= n; j += kVectors * kLanes) {
+    TileGemmKernel<kRows, kVectors, false>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, 0);
+  }
+  for (; j + kLanes <= n; j += kLanes) {
+    TileGemmKernel<kRows, 1, false>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, 0);
+  }
+  if (j < n) {
+    TileGemmKernel<kRows, 1, true>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, static_cast<size_t>(n - j));
+  }
+}
+
+// C[m][n] (+)= A[m][k] B[k][n]; row strides lda, ldb, ldc in floats, any alignment, any sizes >= 0. C overlaps neither
+// A nor B. accumulate: start from C, else from 0. Best with n a multiple of 64.
+HWY_INLINE void TileGemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
+                         int64_t n, int64_t k, bool accumulate) {
+  constexpr int kWide = kTileAccumulators / 2, kMiddle = kTileAccumulators / 4, kNarrow = kTileAccumulators / 8;
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
+  while (m > 0) {
+    // Even shares, so that no tile is left with one row.
+    const int64_t tiles = (m + kWide - 1) / kWide;
+    const int rows = static_cast<int>((m + tiles - 1) / tiles);
+    if (rows <= kNarrow && n >= 8 * kLanes) {
+      TileGemmRows<kNarrow, 8>(rows, a, lda, b, ldb, c, ldc, n, k, accumulate);
+    } else if (rows <= kMiddle && n >= 4 * kLanes) {
+      TileGemmRows<kMiddle, 4>(rows, a, lda, b, ldb, c, ldc, n, k, accumulate);
+    } else {
+      TileGemmRows<kWide, 2>(rows, a, lda, b, ldb, c, ldc, n, k, accumulate);
+    }
+    a += rows * lda;
+    c += rows * ldc;
+    m -= rows;
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace livequant
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
