@@ -242,6 +242,13 @@ Status Validate(const CacheSchema& schema) {
   for (size_t i = 0; i < schema.layers.size(); ++i)
     LQ_RETURN_IF_ERROR(CheckLayer(schema.layers[i], static_cast<int>(i)));
 
+  int64_t row_values = 0;
+  for (const LayerSchema& layer : schema.layers) row_values += int64_t{layer.num_kv_heads} * layer.head_dim;
+  if (row_values > kMaxRowValues)
+    return Status(Code::kInvalidArgument, "layers x num_kv_heads x head_dim " + std::to_string(row_values) +
+                                              ": at most " + std::to_string(kMaxRowValues) +
+                                              " values of K in one position");
+
   const RopeConfig& rope = schema.rope;
   if (rope.type != "default")
     return c.Unsupported("rope.type", rope.type, "its parameters have no field in the schema; nearest: default");

@@ -156,6 +156,8 @@ struct CacheShape {
 
 // Bounds that Validate() keeps, so that no product of sizes leaves int64 and no position leaves int32.
 inline constexpr int kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 8192, kMaxPageRows = 4096;
+inline constexpr int64_t kMaxRowValues = int64_t{1}
+                                         << 24;  // layers x KV heads x head_dim: all values of one position's K
 inline constexpr int kMaxClosureRows = 1 << 16, kMaxPinnedRows = 1 << 20, kMaxWindowRows = 1 << 30;
 
 // Checks every field and combination. kInvalidArgument or kUnsupported names layer, field, value and limit; a running
