@@ -25,12 +25,14 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::CappedTag<float, 16>;
 using VF = hn::Vec<DF>;
 
-// `rounds` times 12 independent multiply-adds (16-register machines keep them all); returns a value that depends on
-// them.
+// `rounds` times 12 independent multiply-adds (16-register machines keep them all); returns a value that depends on them.
+// Every chain starts elsewhere: equal chains would be merged by the compiler and measure three times what the machine can do.
 float FmaRounds(int64_t rounds, float x) {
   const DF df;
   const VF a = hn::Set(df, x), b = hn::Set(df, 1.0f - x);
-  VF c0 = a, c1 = a, c2 = a, c3 = a, c4 = a, c5 = a, c6 = a, c7 = a, c8 = a, c9 = a, c10 = a, c11 = a;
+  const auto start = [df, x](float i) HWY_ATTR { return hn::Set(df, x + i * 0.01f); };
+  VF c0 = start(0), c1 = start(1), c2 = start(2), c3 = start(3), c4 = start(4), c5 = start(5);
+  VF c6 = start(6), c7 = start(7), c8 = start(8), c9 = start(9), c10 = start(10), c11 = start(11);
   for (int64_t i = 0; i < rounds; ++i) {
     c0 = hn::MulAdd(c0, a, b);
     c1 = hn::MulAdd(c1, a, b);
