@@ -12,35 +12,46 @@
 
 namespace livequant {
 
+// Immutable once parsed; copies share it; any number of threads may use one.
 class Tokenizer {
  public:
-  // The text of tokenizer.json. Unknown model, pre-tokenizer, normalizer or decoder types are kUnsupported and named; never guessed.
+  // The text of tokenizer.json. Unknown model, pre-tokenizer, normalizer, post-processor or decoder types, and fields
+  // that nobody here knows, are kUnsupported and named; never guessed. kInvalidArgument: malformed (names the field).
+  // Known: BPE with merges as strings or pairs and ignore_merges; NFC, NFKC; Split (Regex or String, Isolated) and
+  // ByteLevel; TemplateProcessing of one text; ByteLevel decoding. Source: huggingface/tokenizers.
   static Result<Tokenizer> Parse(std::string_view json);
-  static Result<Tokenizer> Load(const std::string& path);
+  static Result<Tokenizer> Load(const std::string& path);  // kNotFound, kIo besides
 
-  // Token ids of `text`. The text of a special token is parsed as that token. add_special_tokens puts what the post-processor says in
-  // front and behind. kInvalidArgument: not UTF-8 (names the byte offset).
+  // Token ids of `text`. The text of an added token, special or not, is parsed as that token: at each place the
+  // longest. add_special_tokens puts what the post-processor says in front and behind. kInvalidArgument: not UTF-8
+  // (names the byte offset). kUnsupported: a byte without a token. kOutOfRange: 2 GiB or more, or a pattern beyond its
+  // backtracking limit.
   Result<std::vector<int32_t>> Encode(std::string_view text, bool add_special_tokens) const;
   // Bytes of a token; empty for special tokens when skip_special is set. kOutOfRange: not an id.
   Result<std::string> TokenBytes(int32_t id, bool skip_special = true) const;
-  // Ids to text; bytes that are not UTF-8 become U+FFFD.
+  // Ids to text; bytes that are not UTF-8 become U+FFFD, one for each maximal subpart (text/utf8.h). kOutOfRange: not
+  // an id.
   Result<std::string> Decode(std::span<const int32_t> ids, bool skip_special = true) const;
 
-  int32_t vocab_size() const;      // largest id + 1
+  int32_t vocab_size() const;         // largest id + 1; there may be gaps below
   const std::string& digest() const;  // SHA-256 of the file, hex
 
+  struct Impl;  // private to tokenizer.cc
+
  private:
-  struct Impl;
+  Tokenizer() = default;
   std::shared_ptr<const Impl> impl_;
 };
 
-// Turns a stream of tokens into text that never ends inside a character: incomplete UTF-8 is held back until it is whole or impossible.
+// Turns a stream of tokens into text that never ends inside a character: incomplete UTF-8 is held back until it is
+// whole or impossible. What Push and Finish gave, put together, is Decode of all ids.
 class StreamingDetokenizer {
  public:
   explicit StreamingDetokenizer(const Tokenizer& tokenizer) : tokenizer_(tokenizer) {}
-  // Text that became certain with this token; may be empty.
+  // Text that became certain with this token; may be empty, and is for special tokens. kOutOfRange: not an id; nothing
+  // changed.
   Result<std::string> Push(int32_t id);
-  // What was held back, bytes that never became a character replaced by U+FFFD.
+  // What was held back, a character that never became whole, as U+FFFD. A new stream may follow.
   std::string Finish();
 
  private:
