@@ -156,29 +156,53 @@ Status BadValue(Code code, int64_t row, int channel, float value, const std::str
   return Status(code, Range("row", row, row + 1) + ", " + Range("channel", channel, channel + 1) + text + why);
 }
 
-// Native and scaled fp8 values, one code each. `scale` is 1 for native ones.
+// One row of values that carry their own exponent. `x` is finite and, but for fp8, rounds to something finite.
+void EncodeValueRow(const TensorCoding& c, const float* x, int64_t count, std::byte* codes) {
+  if (c.kind == CodeKind::kScaledFp) {
+    const Fp8Spec spec{.dtype = c.dtype, .scale = c.static_scale};
+    for (int64_t i = 0; i < count; ++i) codes[i] = std::byte{Fp8Code(spec, x[i])};
+    return;
+  }
+  switch (c.dtype) {
+    case DType::kF32:
+      std::memcpy(codes, x, static_cast<size_t>(count) * sizeof(float));
+      return;
+    case DType::kF16:
+    case DType::kBF16:
+      for (int64_t i = 0; i < count; ++i) {
+        const uint16_t bits = c.dtype == DType::kF16 ? F16FromFloat(x[i]) : Bf16FromFloat(x[i]);
+        std::memcpy(codes + 2 * i, &bits, 2);
+      }
+      return;
+    case DType::kFp8E4M3:
+    case DType::kFp8E5M2:
+      for (int64_t i = 0; i < count; ++i) StoreAs(c.dtype, static_cast<double>(x[i]), codes, i);
+      return;
+  }
+}
+
 Status EncodeValues(const BlockFormat& f, MatrixView<const float> rows, int slot, std::byte* block) {
   const DType t = f.coding.dtype;
-  const bool scaled = f.coding.kind == CodeKind::kScaledFp;
-  const Fp8Spec spec{.dtype = t, .scale = f.coding.static_scale};
-  if (scaled) LQ_RETURN_IF_ERROR(CheckFp8Scale(spec));
-  // What rounds to Inf: half an ulp beyond the largest. fp8 saturates by definition, f32 has nothing to round.
+  if (f.coding.kind == CodeKind::kScaledFp) {
+    LQ_RETURN_IF_ERROR(CheckFp8Scale({.dtype = t, .scale = f.coding.static_scale}));
+  }
+  // The least that rounds to Inf: half an ulp beyond the largest. fp8 saturates by definition, f32 has nothing to
+  // round.
   const double limit = t == DType::kF16 ? 65520.0 : t == DType::kBF16 ? 0x1.FFp127 : INFINITY;
   for (int64_t r = 0; r < rows.rows; ++r) {
     const float* const x = rows.row(r);
-    std::byte* const codes = block + (slot + r) * f.block.row_bytes;
-    for (int c = 0; c < f.head_dim; ++c) {
-      if (!std::isfinite(x[c])) return BadValue(Code::kNonFinite, r, c, x[c], "is not finite");
-      if (std::fabs(static_cast<double>(x[c])) >= limit) {
-        return BadValue(Code::kNonFinite, r, c, x[c],
-                        std::string("is beyond ") + std::to_string(MaxFinite(t)) + ", the largest " + DTypeName(t));
-      }
-      if (scaled) {
-        codes[c] = std::byte{Fp8Code(spec, x[c])};
-      } else {
-        StoreAs(t, static_cast<double>(x[c]), codes, c);
+    float lo, hi;
+    if (!FiniteRange({x, f.head_dim, 1}, &lo, &hi) || lo <= -limit || hi >= limit) {
+      for (int c = 0; c < f.head_dim; ++c) {
+        if (!std::isfinite(x[c])) return BadValue(Code::kNonFinite, r, c, x[c], "is not finite");
+        if (std::fabs(static_cast<double>(x[c])) >= limit) {
+          char text[64];
+          std::snprintf(text, sizeof text, "is beyond %.9g, the largest %s", MaxFinite(t), DTypeName(t));
+          return BadValue(Code::kNonFinite, r, c, x[c], text);
+        }
       }
     }
+    EncodeValueRow(f.coding, x, f.head_dim, block + (slot + r) * f.block.row_bytes);
   }
   return {};
 }

@@ -97,7 +97,18 @@ constexpr float SpecialF32(bool negative, bool nan) {
 constexpr uint16_t F16FromDouble(double x) {
   return static_cast<uint16_t>(internal::EncodeBits<internal::F16Shape>(x));
 }
-constexpr uint16_t F16FromFloat(float x) { return F16FromDouble(x); }
+// The same for an f32, in 32-bit steps: native rows are encoded with it.
+constexpr uint16_t F16FromFloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x), mag = bits & 0x7FFFFFFF;
+  const uint32_t normal = (mag - (112u << 23) + 0xFFF + ((mag >> 13) & 1)) >> 13;
+  // Below 2^-14 the f16 ulp is 2^-24, that of an f32 in [0.5, 1): the sum rounds there and leaves the code in its low
+  // bits.
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(mag < (113u << 23) ? mag : 0) + 0.5f) - 0x3F000000;
+  uint32_t code = mag < (113u << 23) ? subnormal : normal;
+  if (mag >= 0x477FF000) code = mag > 0x7F800000 ? 0x7E00 : 0x7C00;  // from 65520 on: Inf, or NaN
+  return static_cast<uint16_t>(code | ((bits >> 16) & 0x8000));
+}
 constexpr float F16ToFloat(uint16_t bits) {
   if ((bits & 0x7C00) == 0x7C00) return internal::SpecialF32((bits & 0x8000) != 0, (bits & 0x3FF) != 0);
   return internal::DecodeFinite<internal::F16Shape>(bits);
@@ -114,7 +125,11 @@ constexpr double RoundToF16(double x) {
 constexpr uint16_t Bf16FromDouble(double x) {
   return static_cast<uint16_t>(internal::EncodeBits<internal::Bf16Shape>(x));
 }
-constexpr uint16_t Bf16FromFloat(float x) { return Bf16FromDouble(x); }
+constexpr uint16_t Bf16FromFloat(float x) {
+  const uint32_t bits = std::bit_cast<uint32_t>(x);
+  if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(((bits >> 16) & 0x8000) | 0x7FC0);
+  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
+}
 constexpr float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 // Saturating: everything beyond 448, infinities too, becomes +-448. NaN stays NaN.

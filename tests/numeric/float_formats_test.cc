@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <vector>
 
@@ -125,6 +126,25 @@ TEST(FloatFormats, RandomValuesTiesAndNeighboursRoundToNearestEven) {
       EXPECT_EQ(RoundTo(s.dtype, x), value) << DTypeName(s.dtype) << " of " << x;
     });
   }
+}
+
+// The f32 entry points take shorter steps than EncodeBits; they round alike, near every code and anywhere.
+TEST(FloatFormats, FloatEntryPointsRoundAsTheDoubleOnesDo) {
+  const auto check = [](uint32_t bits) {
+    const float x = std::bit_cast<float>(bits);
+    ASSERT_EQ(F16FromFloat(x), F16FromDouble(x)) << x;
+    ASSERT_EQ(Bf16FromFloat(x), Bf16FromDouble(x)) << x;
+  };
+  for (uint32_t code = 0; code < 65536; ++code) {
+    const uint32_t f16 = std::bit_cast<uint32_t>(F16ToFloat(static_cast<uint16_t>(code)));
+    for (uint32_t tie : {0u, 0x1000u}) {
+      for (uint32_t step : {0u, 1u, ~0u}) check(f16 + tie + step);
+    }
+    for (uint32_t low : {0u, 1u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu}) check(code << 16 | low);
+  }
+  ForAll(20, [&](Rng& rng) {
+    for (int i = 0; i < 100000; ++i) check(static_cast<uint32_t>(rng.Next()));
+  });
 }
 
 TEST(FloatFormats, InfinityOverflowsOrSaturatesAndNanStaysNan) {
