@@ -1,15 +1,18 @@
-// cache/owner/owner.h: sequences, views, page tables, transactions, frontiers, fork, truncate, leases. Bytes and counts,
-// no floats; kv/ runs the copies and encodes that a transaction lists. Spec: cache_core.md 1-6 and 8 (normative).
+// cache/owner/owner.h: sequences, views, page tables, transactions, frontiers, fork, truncate, leases. Bytes and
+// counts, no floats; kv/ runs the copies and encodes that a transaction lists. Spec: cache_core.md 1-6 and 8
+// (normative).
 //
-// Invariants (CheckInvariants tests them all): len >= f; live rows lie below their page's mark; each row in [pinned, f) has
-// one coded page, each row in [0, pinned) and [f, len) one exact page; every reference count equals the edges counted from views;
-// a published view never changes; a retired view lives only under a lease.
+// Invariants (CheckInvariants tests them all): len >= f; live rows lie below their page's mark; each row in [pinned, f)
+// has one coded page (but for what left the window), each row in [0, pinned) and [f, len) one exact page; every
+// reference count equals the edges counted from views; a published view never changes; a retired view lives only under
+// a lease.
 //
 // Life of a step:  Begin -> (kv prepares every layer, MarkPrepared each) -> Seal -> Publish.  Anything else -> Abort.
-// Begin reserves all that the step may need; nothing after it allocates. Publish can be refused for one reason only: kStale.
+// Begin reserves all that the step may need; nothing after it allocates. Publish can be refused for one reason only:
+// kStale.
 //
-// Thread safe: one lock guards every structural step, and no value is read or written under it. Rows of pages are written
-// only inside the slots that a transaction claimed. Capacity of everything is fixed at Create.
+// Thread safe: one lock guards every structural step, and no value is read or written under it. Rows of pages are
+// written only inside the slots that a transaction claimed. Capacity of everything is fixed at Create.
 #pragma once
 
 #include <cstdint>
@@ -27,14 +30,29 @@
 
 namespace livequant {
 
+// A name, not an index: a slot that is opened again gets another id, so the id of a released sequence stays closed.
 using SeqId = uint32_t;
 
+// Where Begin, Open, Fork, Reorder and Truncate take something from a fixed pool.
+enum class AllocationSite : uint8_t { kPage, kBlock, kRoot, kView, kTxn, kSequence };
+inline constexpr int kAllocationSites = 6;
+const char* AllocationSiteName(AllocationSite site);
+
+// The seam through which a test makes a pool look dry. fail_at[site] counts down at each request made there; the
+// request that brings it to 0 fails as a dry pool does. 0 = no fault. Read and written under the owner's lock.
+struct AllocationFaults {
+  int fail_at[kAllocationSites] = {};
+  int64_t fired[kAllocationSites] = {};
+};
+
 struct OwnerLimits {
-  int max_sequences = 1;           // open at once
-  int max_views = 0;               // published + private + leased; 0 = 4 * max_sequences + 8
-  int64_t max_len = 0;             // rows of the longest sequence: fixes the capacity of roots
-  std::vector<int64_t> pages;      // by plane: [class * 4 + tensor * 2 + form]
-  bool allocate_memory = true;     // false: pages without bytes, for tests of the state machine alone
+  int max_sequences = 1;        // open at once
+  int max_views = 0;            // published + private + leased, also the most transactions; 0 = 4 * max_sequences + 8
+  int64_t max_len = 0;          // rows of the longest sequence: fixes the capacity of roots
+  int max_step_rows = 0;        // rows of the largest request of Begin: fixes what a transaction can list; 0 = max_len
+  std::vector<int64_t> pages;   // by plane: [class * 4 + tensor * 2 + form]
+  bool allocate_memory = true;  // false: pages without bytes, for tests of the state machine alone
+  AllocationFaults* faults = nullptr;  // must outlive the owner; null outside tests
 };
 
 enum class Mode : uint8_t {
@@ -44,7 +62,7 @@ enum class Mode : uint8_t {
 
 struct AppendRequest {
   SeqId seq;
-  int rows;         // >= 1; under kPrefix the transaction may hold fewer (cache_core.md 5, begin)
+  int rows;  // >= 1; under kPrefix the transaction may hold fewer (cache_core.md 5, begin)
   Mode mode = Mode::kAll;
 };
 
@@ -52,10 +70,11 @@ struct AppendRequest {
 struct Claim {
   uint8_t cls, tensor, form;
   uint32_t page;
-  int32_t from, to;       // slots
-  int32_t position;       // of slot `from`
+  int32_t from, to;  // slots
+  int32_t position;  // of slot `from`
 };
-// Rows in slots [from, to) of `src` go to the same slots of `dst`, codes and qparams, bit for bit, for all layers of the class.
+// Rows in slots [from, to) of `src` go to the same slots of `dst`, codes and qparams, bit for bit, for all layers of
+// the class.
 struct PageCopy {
   uint8_t cls, tensor, form;
   uint32_t src, dst;
@@ -65,10 +84,10 @@ struct PageCopy {
 struct CloseJob {
   uint8_t cls, tensor;
   int32_t from, to;
-  bool at_seal;           // needs every row accepted: runs in Seal, not when a layer is prepared
+  bool at_seal;  // needs every row accepted: runs in Seal, not when a layer is prepared
 };
 
-using TxnId = uint64_t;   // never reused
+using TxnId = uint64_t;  // never reused
 
 // What a publish did; the same transaction id asked again returns the same receipt.
 struct Receipt {
@@ -88,55 +107,83 @@ struct TxnView {
   std::span<const Claim> claims;
   std::span<const PageCopy> copies;
   std::span<const CloseJob> jobs;
-  std::span<const SeqRow> rows;   // by class; first_query is left 0 for kv to fill in its copy
+  std::span<const SeqRow> rows;  // by class; first_query is left 0 for kv to fill in its copy
 };
 
 // Counters since Create. Tests read them to show that what they mean to test really happened.
 struct OwnerStats {
   int64_t begins = 0, publishes = 0, aborts = 0, stale = 0, forks = 0, truncates = 0, reorders = 0, releases = 0;
-  int64_t closed_rows[2] = {0, 0}, closed_groups = 0, short_groups = 0, scars = 0;
+  int64_t closed_rows[2] = {0, 0}, closed_groups = 0, short_groups = 0, scars = 0, draft_cuts = 0;
+  // Work done, rolled back work included. A block counts as a whole (512 bytes) and a root by its fixed capacity,
+  // whatever they hold.
   int64_t pages_taken = 0, pages_copied = 0, rows_copied = 0, entries_written = 0, blocks_built = 0, roots_built = 0;
+  int64_t table_bytes_copied = 0;
+  int64_t marks_returned = 0;  // claims whose unused slots went back
+  int64_t window_drops = 0;    // coded pages that left a window
   int64_t out_of_pages = 0, deferred_reclaims = 0;
 };
 
 class Owner {
  public:
-  // Builds every pool. REQUIRES Validate(schema).ok(). kInvalidArgument, kOutOfRange name the limit that does not fit.
+  // Builds every pool; after it nothing allocates but error messages, Census and CheckInvariants. REQUIRES
+  // Validate(schema).ok(). kInvalidArgument, kOutOfRange name the limit that does not fit.
   static Result<std::unique_ptr<Owner>> Create(const CacheSchema& schema, const OwnerLimits& limits);
   ~Owner();
 
   // A new empty sequence. kOutOfPages: no free slot or view.
   Result<SeqId> Open();
-  // A sequence that shares every row of `parent`; the same cost at any length.
+  // A sequence that shares every row of `parent`; the same cost at any length. A fork fences nothing. kClosed,
+  // kOutOfPages.
   Result<SeqId> Fork(SeqId parent);
-  // Member i of `group` continues as group[parents[i]] was; all members move in one publication, older transactions go stale.
+  // Member i of `group` continues as group[parents[i]] was; all members move in one publication, older transactions go
+  // stale. kInvalidArgument: unequal lengths, a member twice, a parent outside the group. kClosed, kOutOfPages. Else
+  // nothing changed.
   Status Reorder(std::span<const SeqId> group, std::span<const int> parents);
-  // Keeps rows [0, len). kInvalidArgument: len beyond the sequence. Codes of kept rows never change; cutting a K group leaves a scar.
+  // Keeps rows [0, len) and fences, len == length(seq) included. Codes of kept rows never change: cutting a K group
+  // leaves a scar, and f may exceed frontier(len) (closed ahead). kInvalidArgument: len beyond the sequence.
+  // kOutOfRange: a window of the schema has dropped rows that the query at position `len` sees; the message names the
+  // shortest length. kClosed, kOutOfPages.
   Status Truncate(SeqId seq, int64_t len);
-  // Fences now, reclaims when the last lease on its views ends.
+  // Fences now, reclaims when the last lease on its views ends. kClosed: already released, or never opened.
   Status Release(SeqId seq);
 
-  // Begins one transaction a request, all or none, under one lock; out[i] belongs to requests[i]. A sequence may appear once.
-  // kOutOfPages names the plane, the pages needed and the pages free; nothing was taken.
+  // Begins one transaction a request, all or none, under one lock; out[i] belongs to requests[i]. A sequence may appear
+  // once. kOutOfPages names the plane, the pages needed (by the requests up to the one that failed) and the pages free;
+  // nothing was taken. kInvalidArgument: rows < 1, a sequence twice. kOutOfRange: rows beyond max_step_rows or max_len.
+  // kClosed. Nothing changed.
   Status Begin(std::span<const AppendRequest> requests, std::span<TxnId> out);
+  // kFailedTxn: published, aborted or never begun. The spans live until Publish, Abort or an error that aborts.
   Result<TxnView> Get(TxnId txn) const;
-  // `layer` is complete in the private view. kDuplicateLayer, kInvalidArgument abort the transaction.
+  // `layer` is complete in the private view. kDuplicateLayer, kInvalidArgument abort the transaction. kFailedTxn as for
+  // Get.
   Status MarkPrepared(TxnId txn, int layer);
-  // A NaN or Inf row was seen: the transaction can only be aborted.
+  // A NaN or Inf row was seen: the transaction can only be aborted. A finished transaction is left alone.
   void Poison(TxnId txn);
-  // The rows that will be published under kPrefix; returns the at_seal jobs that are due (cache_core.md 5, seal).
-  Result<std::vector<CloseJob>> Seal(TxnId txn, int accepted);
-  // accepted == count under kAll, 1..count under kPrefix after Seal(accepted). kMissingLayer, kNonFinite, kInvalidArgument abort; else kStale.
+  // The rows that will be published; returns the at_seal jobs that are due (all of them if accepted == count, else
+  // none), valid as the spans of Get are. Once, after every layer was prepared: kMissingLayer, kNonFinite,
+  // kInvalidArgument abort. cache_core.md 5.
+  Result<std::span<const CloseJob>> Seal(TxnId txn, int accepted);
+  // accepted == count under kAll (Seal is optional), 1..count under kPrefix after Seal(accepted). kMissingLayer,
+  // kNonFinite and kInvalidArgument abort; else kStale, which aborts too, is the only refusal. A published id returns
+  // its receipt again.
   Result<Receipt> Publish(TxnId txn, int accepted);
   // Frees everything. Repeating it, or naming a finished transaction, does nothing.
   void Abort(TxnId txn);
-  // The receipt of a published transaction, while the ring still has it.
+  // The receipt of a published transaction, while the ring still has it (the last 4 * max_views transactions).
+  // kNotFound.
   Result<Receipt> FindReceipt(TxnId txn) const;
 
+  // Rows of an open sequence; -1 if it is closed.
   int64_t length(SeqId seq) const;
+  // Rises with each publish, truncate and reorder of the sequence and is never used twice; 0 if it is closed.
   uint64_t generation(SeqId seq) const;
+  // Groups of K (or V, where its groups run along rows) of class `cls` that a truncate cut and a later closure began
+  // anew, plus the one that is cut now. Two states are equal iff lengths, frontiers, scars and live rows are. -1 if the
+  // sequence is closed.
+  int scars(SeqId seq, int cls) const;
 
-  // A snapshot that keeps its rows alive until the lease ends. rows[class].count is 0.
+  // A snapshot that keeps its rows alive until the lease ends (its end takes the owner's lock; the owner must still
+  // live). rows()[class].count is 0 and staged == f. Reading needs no lock.
   class Lease {
    public:
     Lease() = default;
@@ -145,25 +192,31 @@ class Owner {
     ~Lease();
     std::span<const SeqRow> rows() const;
     int64_t length() const;
+
    private:
     friend class Owner;
     Owner* owner_ = nullptr;
     int view_ = -1;
   };
+  // kClosed. Never fails for want of memory.
   Result<Lease> Acquire(SeqId seq);
 
-  // The view of one layer for kernels: plane addresses and strides, closures, tables. `seq` and `sequences` are left to the caller.
+  // The view of one layer for kernels: plane addresses and strides, closures, tables. `seq` and `sequences` are left to
+  // the caller.
   CacheView ViewOfLayer(int layer) const;
   const std::vector<LayerClass>& classes() const;
   int class_of_layer(int layer) const;
   const PagePool& pool(int cls, TensorIndex tensor, FormIndex form) const;
 
-  // Bytes reachable from all views, each page once, split as the ledger splits them, plus slack.
+  // Bytes reachable from all views, private ones included, each page once, split as the ledger splits them, plus slack
+  // (slots that no view reads), `shared` (what the current views of more than one sequence reach) and `tables` (used
+  // blocks and roots).
   LedgerBytes Census() const;
   // Pages handed out times their allocated size, over all pools.
   int64_t used_bytes() const;
   OwnerStats stats() const;
-  // ok, or the first broken invariant of cache_core.md 8.
+  // ok, or kDataLoss with the first broken invariant of cache_core.md 8 (1-4, 7, 10, disjoint claims and the free
+  // lists; 5, 6 and 9 are about bytes and time: the random test checks them).
   Status CheckInvariants() const;
 
  private:

@@ -1,8 +1,10 @@
 // cache/pages/page_pool.h: a fixed pool of equal pages of one plane, a free list, reference counts and marks.
 //
-// Invariants: a page is free iff refs == 0; slots [0, mark) of a page were handed out to some transaction, slots >= mark
-// hold poison or garbage; a fresh page is poison (0xFF bytes, which decode to NaN in every format) in every slot. The pool
-// never touches a page's bytes but for poison. Not thread safe: the owner's lock guards it. Spec: cache_core.md 3.
+// Invariants: a page is free iff refs == 0; slots [0, mark) of a page were handed out to some transaction, slots >=
+// mark hold poison or garbage. A page that was just taken holds whatever its last owner left until Poison() fills every
+// slot with 0xFF bytes, which decode to NaN in every format. The pool touches a page's bytes in Poison() alone, and
+// memory that no page ever used is never resident. Not thread safe but for Poison() and data(): the owner's lock guards
+// it. Spec: cache_core.md 3.
 #pragma once
 
 #include <cstddef>
@@ -21,9 +23,11 @@ struct PageMeta {
 
 class PagePool {
  public:
-  // `pages` pages of `page_bytes` bytes with `rows` row slots each. page_bytes 0 makes a pool of pages without memory (tests
-  // of the state machine). kOutOfRange: more than 2^32 - 1 pages, or the memory cannot be mapped (both numbers named).
-  static Result<std::unique_ptr<PagePool>> Create(int64_t pages, int64_t page_bytes, int rows);
+  // `pages` pages of `page_bytes` bytes with `rows` row slots each; allocate false makes a pool of pages without
+  // memory, which counts the same bytes (tests of the state machine). kInvalidArgument: a negative number, or rows
+  // outside 1..65535 (a mark has 16 bits). kOutOfRange: more than 2^32 - 2 pages, or the memory cannot be mapped (pages
+  // and bytes are named).
+  static Result<std::unique_ptr<PagePool>> Create(int64_t pages, int64_t page_bytes, int rows, bool allocate = true);
   ~PagePool();
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
@@ -36,16 +40,21 @@ class PagePool {
   // Pages handed out times their allocated size: knows neither ledger nor census.
   int64_t used_bytes() const { return used_pages() * page_bytes_; }
 
-  // REQUIRES free_pages() > 0. A poisoned page with one reference and mark 0.
+  // REQUIRES free_pages() > 0. A page with one reference and mark 0; its bytes are not touched.
   uint32_t Take();
+  // REQUIRES a used page.
   void Ref(uint32_t page);
-  // Frees the page when the last reference goes.
+  // Frees the page when the last reference goes. REQUIRES a used page.
   void Unref(uint32_t page);
   const PageMeta& meta(uint32_t page) const { return meta_[page]; }
-  void set_mark(uint32_t page, uint16_t mark);
+  // REQUIRES mark <= rows().
+  void set_mark(uint32_t page, int mark);
+  // Fills the page with 0xFF. Only for a page that nobody else can see; needs no lock.
+  void Poison(uint32_t page);
 
+  // Null for a pool without memory.
   std::byte* base() const { return base_; }
-  std::byte* data(uint32_t page) const { return base_ + page * page_bytes_; }
+  std::byte* data(uint32_t page) const { return base_ + int64_t{page} * page_bytes_; }
 
  private:
   PagePool() = default;
