@@ -25,8 +25,9 @@ namespace hn = hwy::HWY_NAMESPACE;
 using DF = hn::CappedTag<float, 16>;
 using VF = hn::Vec<DF>;
 
-// `rounds` times 12 independent multiply-adds (16-register machines keep them all); returns a value that depends on them.
-// Every chain starts elsewhere: equal chains would be merged by the compiler and measure three times what the machine can do.
+// `rounds` times 12 independent multiply-adds (16-register machines keep them all); returns a value that depends on
+// them. Every chain starts elsewhere: equal chains would be merged by the compiler and measure three times what the
+// machine can do.
 float FmaRounds(int64_t rounds, float x) {
   const DF df;
   const VF a = hn::Set(df, x), b = hn::Set(df, 1.0f - x);
@@ -85,7 +86,7 @@ HWY_EXPORT(FmaFlopsPerRound);
 HWY_EXPORT(ReadAll);
 
 constexpr size_t kAlignment = 4096;
-constexpr double kRepeatSeconds = 0.02;
+constexpr double kRepeatSeconds = 0.002;  // short, so that some repeats run undisturbed on a busy machine
 
 // Seconds that each thread's share of one loop took, from the first start to the last end. One index a thread.
 template <class Body>

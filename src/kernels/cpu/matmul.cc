@@ -65,6 +65,8 @@ inline constexpr int kUnitsPerPanel = kHalf / kLanes;
 
 #if HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64
 inline constexpr int kMaxRows = 12;  // 24 accumulators of 32 registers
+#elif HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+inline constexpr int kMaxRows = 2;  // there to be correct: few instantiations
 #else
 inline constexpr int kMaxRows = 6;  // 12 of 16
 #endif
@@ -340,12 +342,13 @@ void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> 
 
   // Tuned by bench/kernels_bench: a group of panels (256 outputs) fills a quarter of a 1 MiB L2 with one k block of
   // bf16, and 96 rows share each pass over it. Below about 128 KiB of W for one row, waking a thread costs more than it
-  // gives.
-  constexpr int64_t kGroup = 8, kRowBlock = 96;
+  // gives. Few rows are read-bound and short: groups of 4 panels share out more evenly.
+  constexpr int64_t kRowBlock = 96;
   const int threads = pool.threads();
   const int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;
-  int64_t group = kGroup;
-  if (const int64_t share = (panels * row_blocks + threads - 1) / threads; share < group) group = (share + 3) / 4 * 4;
+  int64_t group = x.rows <= 4 ? 4 : 8;
+  if (const int64_t share = (panels * row_blocks + threads - 1) / threads; share < group)
+    group = (share + 3) / 4 * 4;  // 4 panels: what one row takes at once
   const int64_t groups = (panels + group - 1) / group;
   const auto kernel = HWY_DYNAMIC_DISPATCH(MatMulBlock);
   const auto task = [&](int64_t index, int) {
