@@ -174,36 +174,35 @@ void RotateRow(const RopeTable& table, int64_t position, float* row) {
   }
 }
 
-// Decodes the rows of a segment that some query reads into thread->rows (row 0 is the tile's first); other rows of
-// [begin, end), tile positions that hold the hull, become zeros: whatever bytes stand there never enter a sum.
-void LoadSegment(const Block& b, int tensor, int segment, int64_t tile, const Hull& hull, int begin, int end) {
+// Decodes the rows of [begin, end) that some query reads in a segment into thread->rows, row 0 for `begin`; the other
+// rows of [begin, end) become zeros: whatever bytes stand there never enter a sum.
+void LoadSegment(const Block& b, int tensor, int segment, int64_t tile, const Hull& hull, int64_t begin, int64_t end) {
   float* rows = b.thread->rows;
   const int form = segment == kCodedRows ? kCoded : kExact;
-  int64_t done = tile + begin;  // rows below are final
-  auto zero_to = [&](int64_t to) {
-    if (done < to) std::memset(rows + (done - tile) * b.padded, 0, sizeof(float) * (to - done) * b.padded);
+  const bool rotate = tensor == kK && segment != kPinnedRows && b.call->plan->schema.k_stage == RopeStage::kPre;
+  int64_t done = begin;  // rows below are final
+  auto load = [&](Range run) {
+    if (done < run.begin)
+      std::memset(rows + (done - begin) * b.padded, 0, sizeof(float) * (run.begin - done) * b.padded);
+    if (!run.empty()) DecodeRange(b, tensor, form, run.begin, run.end, rows + (run.begin - begin) * b.padded);
+    for (int64_t j = run.begin; rotate && j < run.end; ++j)
+      RotateRow(*b.call->plan->rope, j, rows + (j - begin) * b.padded);
+    done = run.end;
   };
-  Range run{0, 0};
-  for (int i = hull.query_begin; i <= hull.query_end; ++i) {
-    Range r{0, 0};
-    if (i < hull.query_end) {
-      r = RowsOf(b, tensor, segment, i, tile);
-      if (r.empty()) continue;
-      if (!run.empty() && r.begin <= run.end) {
-        run.end = r.end;
-        continue;
-      }
+  Range run{begin, begin};
+  for (int i = hull.query_begin; i < hull.query_end; ++i) {
+    Range r = RowsOf(b, tensor, segment, i, tile);
+    r = {std::max(r.begin, begin), std::min(r.end, end)};
+    if (r.empty()) continue;
+    if (r.begin <= run.end) {
+      run.end = r.end;
+    } else {
+      if (!run.empty()) load(run);
+      run = r;
     }
-    if (!run.empty()) {
-      zero_to(run.begin);
-      DecodeRange(b, tensor, form, run.begin, run.end, rows + (run.begin - tile) * b.padded);
-      if (tensor == kK && segment != kPinnedRows && b.call->plan->schema.k_stage == RopeStage::kPre)
-        for (int64_t j = run.begin; j < run.end; ++j) RotateRow(*b.call->plan->rope, j, rows + (j - tile) * b.padded);
-      done = run.end;
-    }
-    run = r;
   }
-  zero_to(tile + end);
+  if (!run.empty()) load(run);
+  load({end, end});
 }
 
 #if HWY_TARGET != HWY_SCALAR
@@ -220,17 +219,17 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* p, int64_t stride) {
 }
 #endif
 
-// rows [begin, end) x channels -> keys[channel][row]; begin and end are multiples of 16.
-void Transpose(const float* rows, int64_t stride, int begin, int end, int channels, float* keys) {
+// rows [count][stride] x channels -> keys[channel][count]; count is a multiple of 16.
+void Transpose(const float* rows, int64_t stride, int count, int channels, float* keys) {
 #if HWY_TARGET == HWY_SCALAR
   for (int c = 0; c < channels; ++c)
-    for (int r = begin; r < end; ++r) keys[c * kTileRows + r] = rows[r * stride + c];
+    for (int r = 0; r < count; ++r) keys[c * count + r] = rows[r * stride + c];
 #else
   const DF df;
   const hn::Repartition<double, DF> dd;
   static_assert(kLanes >= 4, "a block is four floats");
   for (int c = 0; c < channels; c += 4) {
-    for (int r = begin; r < end; r += kLanes) {
+    for (int r = 0; r < count; r += kLanes) {
       const float* p = rows + r * stride + c;
       const VF a0 = LoadBlocks(df, p, stride), a1 = LoadBlocks(df, p + stride, stride);
       const VF a2 = LoadBlocks(df, p + 2 * stride, stride), a3 = LoadBlocks(df, p + 3 * stride, stride);
@@ -238,11 +237,11 @@ void Transpose(const float* rows, int64_t stride, int begin, int end, int channe
                  t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
       const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1)),
                  t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
-      float* k = keys + c * kTileRows + r;
+      float* k = keys + c * count + r;
       hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t0, t1)), df, k);
-      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)), df, k + kTileRows);
-      hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t2, t3)), df, k + 2 * kTileRows);
-      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t2, t3)), df, k + 3 * kTileRows);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)), df, k + count);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t2, t3)), df, k + 2 * count);
+      hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t2, t3)), df, k + 3 * count);
     }
   }
 #endif
@@ -263,21 +262,33 @@ void SelectRows(const Block& b, int tensor, int segment, int64_t tile, const Hul
   }
 }
 
+// Rows that are decoded at a time. A block of few query rows does little with a row, so what it decodes, transposes and
+// reads back must stay in L1 (half of 48 KiB for rows, half for keys); a large one wants long chains
+// (bench/attention_bench).
+int64_t ChunkRows(const Block& b) {
+  if (b.rows > 16) return kTileRows;
+  return b.padded <= 64 ? 64 : 32;
+}
+
 void TileScores(const Block& b, int64_t tile, float* score) {
   Hull hull[kSegments];
   int used = 0;
   for (int s = 0; s < kSegments; ++s) used += !(hull[s] = HullOf(b, kK, s, tile)).empty();
+  const int64_t chunk = ChunkRows(b);
   for (int s = 0; s < kSegments; ++s) {
     if (hull[s].empty()) continue;
-    const int begin = static_cast<int>(hull[s].rows.begin - tile) / kVirtual * kVirtual;
-    const int end = (static_cast<int>(hull[s].rows.end - tile) + kVirtual - 1) / kVirtual * kVirtual;
-    LoadSegment(b, kK, s, tile, hull[s], begin, end);
-    Transpose(b.thread->rows, b.padded, begin, end, b.dim, b.thread->keys);
     const int first = hull[s].query_begin * b.group, rows = (hull[s].query_end - hull[s].query_begin) * b.group;
     float* out = used == 1 ? score : b.thread->mixed;
     const int64_t stride = used == 1 ? kLeafRows : kTileRows;
-    TileGemm(b.thread->q + int64_t{first} * b.padded, b.padded, b.thread->keys + begin, kTileRows,
-             out + first * stride + begin, stride, rows, end - begin, b.dim, /*accumulate=*/false);
+    // Whole vectors of keys: tiles start at multiples of 128.
+    const int64_t end = (hull[s].rows.end + kVirtual - 1) / kVirtual * kVirtual;
+    for (int64_t at = hull[s].rows.begin / kVirtual * kVirtual; at < end; at += chunk) {
+      const int64_t count = std::min(chunk, end - at);
+      LoadSegment(b, kK, s, tile, hull[s], at, at + count);
+      Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
+      TileGemm(b.thread->q + int64_t{first} * b.padded, b.padded, b.thread->keys, count,
+               out + first * stride + (at - tile), stride, rows, count, b.dim, /*accumulate=*/false);
+    }
     if (used > 1) SelectRows(b, kK, s, tile, hull[s], out, stride, score, kLeafRows);
   }
 }
@@ -286,10 +297,9 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
   Hull hull[kSegments];
   int used = 0;
   for (int s = 0; s < kSegments; ++s) used += !(hull[s] = HullOf(b, kV, s, tile)).empty();
+  const int64_t chunk = ChunkRows(b);
   for (int s = 0; s < kSegments; ++s) {
     if (hull[s].empty()) continue;
-    const int begin = static_cast<int>(hull[s].rows.begin - tile), end = static_cast<int>(hull[s].rows.end - tile);
-    LoadSegment(b, kV, s, tile, hull[s], begin, end);
     const int first = hull[s].query_begin * b.group, rows = (hull[s].query_end - hull[s].query_begin) * b.group;
     const float* a = weight;
     int64_t stride = kLeafRows;
@@ -298,8 +308,12 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
       SelectRows(b, kV, s, tile, hull[s], weight, kLeafRows, b.thread->mixed, kTileRows);
       a = b.thread->mixed, stride = kTileRows;
     }
-    TileGemm(a + first * stride + begin, stride, b.thread->rows + int64_t{begin} * b.padded, b.padded,
-             out + int64_t{first} * b.padded, b.padded, rows, b.padded, end - begin, /*accumulate=*/true);
+    for (int64_t at = hull[s].rows.begin; at < hull[s].rows.end; at += chunk) {
+      const int64_t count = std::min(chunk, hull[s].rows.end - at);
+      LoadSegment(b, kV, s, tile, hull[s], at, at + count);
+      TileGemm(a + first * stride + (at - tile), stride, b.thread->rows, b.padded, out + int64_t{first} * b.padded,
+               b.padded, rows, b.padded, count, /*accumulate=*/true);
+    }
   }
 }
 
