@@ -5,6 +5,7 @@
 
 namespace livequant {
 
+// "native", "scaled_fp", "integer"; "?" (here and below): no such enumerator, as foreign bytes may hold.
 constexpr const char* Name(CodeKind v) {
   switch (v) {
     case CodeKind::kNative:
@@ -16,6 +17,7 @@ constexpr const char* Name(CodeKind v) {
   }
   return "?";
 }
+// "none", "tensor", "row", "channel".
 constexpr const char* Name(ScaleAxis v) {
   switch (v) {
     case ScaleAxis::kNone:
@@ -29,6 +31,7 @@ constexpr const char* Name(ScaleAxis v) {
   }
   return "?";
 }
+// "none", "symmetric", "minimum", "float_offset".
 constexpr const char* Name(ZeroConvention v) {
   switch (v) {
     case ZeroConvention::kNone:
@@ -42,6 +45,7 @@ constexpr const char* Name(ZeroConvention v) {
   }
   return "?";
 }
+// "floor", "refuse".
 constexpr const char* Name(SmallScale v) {
   switch (v) {
     case SmallScale::kFloor:
@@ -51,6 +55,7 @@ constexpr const char* Name(SmallScale v) {
   }
   return "?";
 }
+// "clamp", "wrap".
 constexpr const char* Name(Overflow v) {
   switch (v) {
     case Overflow::kClamp:
@@ -60,6 +65,7 @@ constexpr const char* Name(Overflow v) {
   }
   return "?";
 }
+// "post", "pre".
 constexpr const char* Name(RopeStage v) {
   switch (v) {
     case RopeStage::kPost:
@@ -69,6 +75,7 @@ constexpr const char* Name(RopeStage v) {
   }
   return "?";
 }
+// "half_split", "interleaved".
 constexpr const char* Name(RopePairing v) {
   switch (v) {
     case RopePairing::kHalfSplit:
@@ -78,6 +85,7 @@ constexpr const char* Name(RopePairing v) {
   }
   return "?";
 }
+// As numeric/dtype.h spells it.
 constexpr const char* Name(DType v) { return DTypeName(v); }
 
 }  // namespace livequant

@@ -1,4 +1,4 @@
-// Small valid schemas, one for each kind of coding.
+// tests/schema/examples.h: small valid layers, one for each kind of coding.
 #pragma once
 
 #include <string>

@@ -1,3 +1,4 @@
+// tests/schema/layout_test.cc: sizes and places of planes, published figures and a property.
 #include "schema/layout.h"
 
 #include <gtest/gtest.h>

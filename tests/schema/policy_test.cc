@@ -1,3 +1,4 @@
+// tests/schema/policy_test.cc: the policy grammar, its refusals, round trips, and why a running maximum is refused.
 #include "schema/policy.h"
 
 #include <gmock/gmock.h>

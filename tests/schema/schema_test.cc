@@ -1,3 +1,4 @@
+// tests/schema/schema_test.cc: each fault has its message, each field is compared, contracts and classes.
 #include "schema/schema.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// The closed form against an enumeration that walks rows, groups and pages one by one and shares no arithmetic with it
-// (P17).
+// tests/cache/ledger/closed_form_test.cc: the closed form against an enumeration that walks rows, groups and pages one
+// by one and shares no arithmetic with it (P17).
 #include <gtest/gtest.h>
 
 #include <algorithm>

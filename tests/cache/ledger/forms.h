@@ -1,4 +1,5 @@
-// The forms of design.md's preset table, written out a second time by hand: the cache knows no preset.
+// tests/cache/ledger/forms.h: the forms of design.md's preset table, written out a second time by hand: the cache knows
+// no preset.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Published byte counts: the article's ledger and methods.md 10.2 to 10.5. Formats without a runtime here are segments
-// by hand.
+// tests/cache/ledger/goldens_test.cc: published byte counts: the article's ledger and methods.md 10.2 to 10.5. Formats
+// without a runtime here are segments by hand.
 #include <gtest/gtest.h>
 
 #include <cmath>

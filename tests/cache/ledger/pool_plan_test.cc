@@ -1,4 +1,5 @@
-// Pool plans against a simulation of steps that counts the pages that each step holds (cache_core.md 5, begin).
+// tests/cache/ledger/pool_plan_test.cc: pool plans against a simulation of steps that counts the pages that each step
+// holds (cache_core.md 5, begin).
 #include <gtest/gtest.h>
 
 #include <algorithm>
