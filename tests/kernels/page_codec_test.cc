@@ -390,6 +390,62 @@ TEST(PageCodec, KiviKeyTileVector) {
   }
 }
 
+// The worked examples of docs/formats: one row of 4 channels; scales at byte 64, minima and offsets at 128.
+TEST(PageCodec, WorkedExamplesOfTheFormatPages) {
+  struct Example {
+    TensorCoding coding;
+    float x[4];
+    std::vector<int> codes;
+    int scale, zero;  // f16 bits
+    std::vector<float> decoded;
+  };
+  using enum ZeroConvention;
+  const Example examples[] = {
+      {Integer(4, ScaleAxis::kRow, 4, kSymmetric),
+       {0.5f, -1, 0.25f, 0.75f},
+       {0x94, 0x52},
+       0x3092,
+       -1,
+       {0.5712890625f, -0.999755859375f, 0.28564453125f, 0.714111328125f}},
+      {Integer(2, ScaleAxis::kRow, 4, kMinimum), {-1, .2f, .9f, 2}, {0xE4}, 0x3C00, 0xBC00, {-1, 0, 1, 2}},
+      {Integer(4, ScaleAxis::kRow, 4, kMinimum),
+       {-1, .2f, .9f, 2},
+       {0x60, 0xFA},
+       0x3266,
+       0xBC00,
+       {-1, 0.19970703125f, 0.99951171875f, 1.999267578125f}},
+      {Integer(4, ScaleAxis::kRow, 4, kFloatOffset),
+       {1, 2, 1.5f, 1.25f},
+       {0xF0, 0x48},
+       0x2C44,
+       0xCB80,
+       {.999755859375f, 1.99951171875f, 1.532958984375f, 1.266357421875f}},
+      {Fp8(DType::kFp8E4M3, .0125f), {5.6f, -1, .003f, .5f}, {0x7E, 0xEA, 0x27, 0x62}, -1, -1, {}},
+  };
+  for (const Example& e : examples) {
+    const BlockFormat f = Format(e.coding, 4, 8);
+    std::vector<std::byte> block(static_cast<size_t>(f.block.bytes), std::byte{0xFF});
+    ASSERT_TRUE(EncodeRows(f, {e.x, 1, 4}, 0, block.data()).ok());
+    for (size_t i = 0; i < e.codes.size(); ++i) {
+      EXPECT_EQ(std::to_integer<int>(block[i]), e.codes[i]) << Name(e.coding) << " byte " << i;
+    }
+    const auto bits = [&block](size_t at) {
+      return std::to_integer<int>(block[at]) | std::to_integer<int>(block[at + 1]) << 8;
+    };
+    if (e.scale >= 0) {
+      EXPECT_EQ(bits(64), e.scale) << Name(e.coding);
+    }
+    if (e.zero >= 0) {
+      EXPECT_EQ(bits(128), e.zero) << Name(e.coding);
+    }
+    std::vector<float> out(4);
+    DecodeRowsReference(f, block.data(), 0, {out.data(), 1, 4});
+    if (!e.decoded.empty()) {
+      EXPECT_EQ(out, e.decoded) << Name(e.coding);
+    }
+  }
+}
+
 TEST(PageCodec, RefusalsNamePlaceValueAndLimit) {
   const int d = 32;
   Rng rng(1);

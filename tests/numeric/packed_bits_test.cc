@@ -26,6 +26,7 @@ TEST(PackedBits, PublishedVectors) {
   EXPECT_EQ(Packed({15, 0, 8, 0, 0, 0, 0, 1}, 4), (std::vector<int>{0x0F, 0x08, 0x00, 0x10}));
   EXPECT_EQ(Packed({1, 2, 3, 4, 5, 6, 7, 8}, 4), (std::vector<int>{0x21, 0x43, 0x65, 0x87}));
   EXPECT_EQ(Packed({0, 1, 2, 3, 4, 5, 6, 7}, 3), (std::vector<int>{0x88, 0xC6, 0xFA}));
+  EXPECT_EQ(Packed({4, static_cast<uint8_t>(-7), 2, 5}, 4), (std::vector<int>{0x94, 0x52}));
   EXPECT_EQ(Packed({0, 255, 128, 64}, 8), (std::vector<int>{0, 255, 128, 64}));
 }
 
