@@ -16,8 +16,11 @@ namespace livequant {
 namespace {
 
 constexpr size_t kMaxPatternBytes = 64 << 10;
-// Steps of backtracking in one match. The patterns in use need at most one a character of a run of spaces.
-constexpr uint32_t kMatchLimit = 4'000'000;
+// Steps of backtracking. Nearly every match needs a few; one that needs more than kFirstLimit is tried again with a
+// limit 16 times as high, which is charged to the scanner's budget. So a text of n bytes costs at most 1064 n + 16 M
+// steps under any pattern, and a run of k spaces, at one step each, is charged less than 20 k.
+constexpr uint32_t kFirstLimit = 1000, kLastLimit = 4'096'000;
+constexpr int64_t kBudget = 16'000'000, kBudgetPerByte = 64;
 constexpr size_t kJitStackBytes = size_t{1} << 20;
 
 Status Differs(std::string_view pattern, size_t at, std::string_view what) {
@@ -158,14 +161,14 @@ struct Regex::Scanner::State {
   pcre2_match_context* context;
   pcre2_jit_stack* stack;
   std::string_view subject;
-  size_t at = 0;               // where the next search begins
+  size_t at = 0;  // where the next search begins
+  int64_t budget = kBudget;
   size_t last_end = SIZE_MAX;  // end of the match before; SIZE_MAX: none
   State()
       : data(pcre2_match_data_create(1, nullptr)),
         context(pcre2_match_context_create(nullptr)),
         stack(pcre2_jit_stack_create(32 << 10, kJitStackBytes, nullptr)) {
     LQ_CHECK(data != nullptr && context != nullptr);
-    pcre2_set_match_limit(context, kMatchLimit);
     pcre2_jit_stack_assign(context, nullptr, stack);  // null (no JIT, or no memory): the small default
   }
   State(const State&) = delete;
@@ -183,6 +186,7 @@ Regex::Scanner::Scanner(Scanner&& other) noexcept = default;
 
 void Regex::Scanner::Start(std::string_view subject) {
   state_->subject = subject;
+  state_->budget += kBudgetPerByte * static_cast<int64_t>(subject.size());
   state_->at = 0;
   state_->last_end = SIZE_MAX;
 }
@@ -194,13 +198,19 @@ Result<bool> Regex::Scanner::Next(size_t* begin, size_t* end) {
     while (s.at < s.subject.size() && (static_cast<unsigned char>(s.subject[s.at]) & 0xC0) == 0x80) ++s.at;
   };
   while (s.at <= s.subject.size()) {
-    const int found = pcre2_match(regex_->code_->code, reinterpret_cast<PCRE2_SPTR>(s.subject.data()), s.subject.size(),
-                                  s.at, PCRE2_NO_UTF_CHECK, s.data, s.context);
+    int found = PCRE2_ERROR_MATCHLIMIT;
+    for (uint32_t limit = kFirstLimit; limit <= kLastLimit; limit *= 16) {
+      if (limit > kFirstLimit && (s.budget -= limit) < 0) break;
+      pcre2_set_match_limit(s.context, limit);
+      found = pcre2_match(regex_->code_->code, reinterpret_cast<PCRE2_SPTR>(s.subject.data()), s.subject.size(), s.at,
+                          PCRE2_NO_UTF_CHECK, s.data, s.context);
+      if (found != PCRE2_ERROR_MATCHLIMIT) break;
+    }
     if (found == PCRE2_ERROR_NOMATCH) break;
     if (found < 0)
       return Status(livequant::Code::kOutOfRange,
-                    fmt::format("pattern {}: {} at byte {} of a text of {} (limit {} steps)", regex_->code_->excerpt,
-                                PcreMessage(found), s.at, s.subject.size(), kMatchLimit));
+                    fmt::format("pattern {}: {} at byte {} of a text of {} (limit {} steps a match)",
+                                regex_->code_->excerpt, PcreMessage(found), s.at, s.subject.size(), kLastLimit));
     const PCRE2_SIZE* bounds = pcre2_get_ovector_pointer(s.data);
     *begin = bounds[0];
     *end = bounds[1];

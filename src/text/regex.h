@@ -33,7 +33,7 @@ class Regex {
     // REQUIRES: `subject` is UTF-8 and outlives the scan.
     void Start(std::string_view subject);
     // The next match as [begin, end), or false behind the last one. An empty match where the one before it ended is
-    // passed over. kOutOfRange: the backtracking limit was reached.
+    // passed over. kOutOfRange: a backtracking limit was reached, of one match or of all
     Result<bool> Next(size_t* begin, size_t* end);
 
    private:

@@ -93,5 +93,15 @@ TEST(Regex, BacktrackingEndsWithAnError) {
   EXPECT_THAT(found[0], HasSubstr("limit"));
 }
 
+// A long run of spaces is no attack, and many of them are none either; a pattern that is slow at every place is one.
+TEST(Regex, TheBudgetTellsLongRunsFromSlowPatterns) {
+  std::string runs;
+  for (int i = 0; i < 50; ++i) runs += std::string(20000, ' ') + "x";
+  EXPECT_EQ(Matches("\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+", runs).size(), 100u);
+  const auto found = Matches("(?:a|aa){1,24}\\p{N}|a", std::string(1 << 20, 'a'));
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_THAT(found[0], HasSubstr("out_of_range"));
+}
+
 }  // namespace
 }  // namespace livequant
