@@ -59,7 +59,7 @@ endfunction()
 function(lq_link target)
   lq_closure(all ${ARGN})
   foreach(n ${all})
-    target_link_libraries(${target} PRIVATE lq_${n} $<TARGET_OBJECTS:lq_${n}>)
+    target_link_libraries(${target} PRIVATE lq_${n})
   endforeach()
 endfunction()
 
