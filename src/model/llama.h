@@ -1,14 +1,18 @@
 // model/llama.h: a Hugging Face LlamaForCausalLM directory, run in f32 over a KvCache.
 //
-// Row invariance: the logits of a row depend on that row's tokens and positions only; not on batch, chunks, drafts or threads.
+// Row invariance: the logits of a row depend on that row's tokens and positions only; not on batch, chunks, drafts or
+// threads (chunks: under `stepwise`, where the schema makes a row's reads independent of how its prompt was cut). Every
+// failure leaves the cache as it was: a step is published whole or not at all.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "base/span2d.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "kv/kv_cache.h"
@@ -25,36 +29,63 @@ struct LlamaConfig {
   int32_t bos_token_id = -1;  // -1: none
   RopeConfig rope;
 };
-// config.json's text. Every error names the field, the value and the limit; an unknown architecture, RoPE type or activation is kUnsupported.
+// config.json's text. Every error names the field, the value and the limit; an unknown architecture, RoPE type or
+// activation is kUnsupported, as are biases, quantized weights and sliding windows. Where Hugging Face's LlamaConfig
+// documents a default, an absent or null field has it: num_key_value_heads (= num_attention_heads), head_dim (=
+// hidden_size / num_attention_heads), hidden_act (silu), rope_theta (10000), tie_word_embeddings, attention_bias,
+// mlp_bias (false). rope_theta may stand beside rope_parameters, which older readers do not know: then both must agree.
+// Source: transformers, configuration_llama.py.
 Result<LlamaConfig> ParseLlamaConfig(std::string_view json);
 
 // One sequence's share of a forward.
 struct SequenceTokens {
   SeqId seq;
-  std::span<const int32_t> tokens;   // >= 1, each in [0, vocab_size)
-  bool all_logits = false;           // logits of every row, else of the last one
+  std::span<const int32_t> tokens;  // >= 1, each in [0, vocab_size); positions go on from the sequence's length
+  bool all_logits = false;          // logits of every row, else of the last one
   Mode mode = Mode::kAll;
 };
 
 class Llama {
  public:
-  // Reads config.json and model.safetensors (one file, or an index with shards) of `directory`. Missing, left-over or misshapen tensors are errors.
+  ~Llama();
+  // Reads config.json and model.safetensors (one file, or an index with shards) of `directory`. Weights are F32, F16 or
+  // BF16 under Hugging Face's names. Missing, left-over or misshapen tensors are errors that name the tensor, but for
+  // two that say nothing new: a `rotary_emb.inv_freq` buffer (config.json holds theta), and an lm_head.weight equal
+  // byte for byte to the embedding it is tied to.
   static Result<std::shared_ptr<const Llama>> Load(const std::string& directory);
   const LlamaConfig& config() const;
-  const std::string& digest() const;      // SHA-256 of config.json and the weight files, hex
+  const std::string& digest() const;  // SHA-256 of config.json and the weight files, hex
   int64_t parameters() const;
-  int64_t weight_bytes() const;           // as stored; what one decode step reads (the embedding table once, if tied)
+  int64_t weight_bytes() const;  // as stored; what one decode step reads (the embedding table once, if tied)
 
-  // Scratch for steps of up to max_rows rows, of which up to max_logit_rows have logits.
-  class Workspace;
+  // Scratch of one stepping thread: nothing is allocated in a step.
+  class Workspace {
+   public:
+    ~Workspace();
+    int64_t bytes() const;
+
+   private:
+    friend class Llama;
+    Workspace();
+    struct Impl;
+    std::unique_ptr<Impl> impl_;
+  };
+  // For steps of up to max_rows rows, of which up to max_logit_rows have logits. REQUIRES 1 <= max_logit_rows <=
+  // max_rows.
   std::unique_ptr<Workspace> NewWorkspace(int max_rows, int max_logit_rows) const;
 
-  // Runs one step and leaves it unpublished. logits: [logit rows, in batch order][vocab_size].
-  // Errors: an id out of range, a step beyond max_len, NaN or Inf rows (kNonFinite); nothing is published.
-  Result<KvStep> Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace, MatrixView<float> logits,
-                         ThreadPool& pool) const;
-  // The same, published.
-  Status Step(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace, MatrixView<float> logits, ThreadPool& pool) const;
+  // Runs one step and leaves it unpublished. logits: [logit rows, in batch order][vocab_size]. Under Mode::kPrefix the
+  // step may hold fewer rows than asked (KvStep::count): then as many logit rows fewer are written, packed to the
+  // front. residuals, if not empty: [num_layers * logit rows][hidden_size], the residual stream after layer l at logit
+  // row i in row l * logit rows + i. Errors: kInvalidArgument an empty batch or sequence, sizes beyond the workspace, a
+  // logits view of another shape; kOutOfRange an id, or a position beyond max_position_embeddings or the cache's
+  // max_len; kNonFinite NaN or Inf among the rows to be cached. Nothing is published. REQUIRES the cache's schema to
+  // have this model's shape and RoPE.
+  Result<KvStep> Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace,
+                         MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals = {}) const;
+  // The same, published whole. kStale: another transaction on one of the sequences was published meanwhile.
+  Status Step(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace, MatrixView<float> logits,
+              ThreadPool& pool) const;
 
  private:
   Llama();

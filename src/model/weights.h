@@ -1,0 +1,46 @@
+// model/weights.h: the tensors of a LlamaForCausalLM, checked against its config and packed for the kernels.
+//
+// Invariant of a LlamaWeights that was read: every tensor that the config implies was there once, in its shape, and
+// nothing else was. Projections that share an input are stacked by rows and packed as one matrix, so that a layer has
+// four products instead of seven:
+//   qkv      [heads * d + 2 * kv_heads * d][hidden]   rows of q, then k, then v
+//   gate_up  [2 * intermediate][hidden]               rows of gate, then up
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "io/safetensors.h"
+#include "kernels/matmul.h"
+#include "model/llama.h"
+#include "numeric/dtype.h"
+
+namespace livequant {
+
+struct LlamaLayer {
+  std::vector<float> input_norm, post_attention_norm;  // [hidden]
+  PackedMatrix qkv, o, gate_up, down;
+};
+
+struct LlamaWeights {
+  DType embedding_dtype = DType::kF32;
+  std::vector<std::byte> embedding;  // [vocab][hidden], as stored
+  std::vector<LlamaLayer> layers;
+  std::vector<float> final_norm;  // [hidden]
+  PackedMatrix lm_head;           // [vocab][hidden]
+  int64_t parameters = 0;         // values in the file, ignored tensors left out
+  int64_t step_bytes = 0;         // stored bytes that one decode step of one row reads
+};
+
+// kInvalidArgument names the tensor that is missing, left over or misshapen (both shapes); kUnsupported a dtype other
+// than F32, F16, BF16.
+Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const std::map<std::string, TensorInfo>& tensors);
+
+// `count` values of `dtype` (kF32, kF16, kBF16), at any alignment, as f32; exact.
+void WidenValues(DType dtype, const std::byte* values, int64_t count, float* out);
+
+}  // namespace livequant
