@@ -14,9 +14,10 @@
 namespace livequant {
 
 struct LogitsRequest {
-  std::vector<int32_t> token_ids;  // fed as they are; no BOS is added
-  std::vector<int64_t> positions;  // rows whose logits are wanted, each in [0, token_ids.size()); empty = the last one
-  int64_t generate = 0;            // greedy tokens after the last row; eos does not stop them
+  std::vector<int32_t> token_ids = {};  // fed as they are; no BOS is added
+  std::vector<int64_t> positions =
+      {};                // rows whose logits are wanted, each in [0, token_ids.size()); empty = the last one
+  int64_t generate = 0;  // greedy tokens after the last row; eos does not stop them
   int64_t prefill_chunk = 512;
   bool allow_fallback = false;
 };

@@ -49,8 +49,8 @@ struct PerplexityOptions {
   int threads = 1;  // windows in parallel, one thread each
   bool allow_fallback = false;
   const std::atomic<bool>* cancel = nullptr;  // kCancelled
-  std::function<void(int64_t done, int64_t total)>
-      on_progress;  // window-formats (baseline included) done; one call at a time
+  std::function<void(int64_t done, int64_t total)> on_progress =
+      {};  // window-formats (baseline included) done; one call at a time
 };
 
 // Per scored token, in llama.cpp's vocabulary (tools/perplexity). p is the probability of the token that follows, dp =

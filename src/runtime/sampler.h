@@ -23,9 +23,6 @@ struct SamplingParams {
 // kOutOfRange names the field, the value and the limit.
 Status ValidateSampling(const SamplingParams& params);
 
-// The id of the largest value, ties to the lower id. REQUIRES a non-empty row without NaN.
-int32_t GreedyToken(std::span<const float> logits);
-
 class Sampler {
  public:
   // REQUIRES ValidateSampling(params).ok(). vocab_size fixes the scratch, so sampling allocates nothing.

@@ -38,11 +38,11 @@ struct SessionOptions {
 
 struct GenerateParams {
   int64_t max_new_tokens = 128;  // >= 0; prompt + max_new_tokens beyond max_len is kOutOfRange with both numbers
-  SamplingParams sampling;
+  SamplingParams sampling = {};
   bool ignore_eos = false;
-  const std::atomic<bool>* cancel = nullptr;    // looked at before each step; true ends the run with what there is
-  std::function<void(int32_t token)> on_token;  // each new token, in order; not the eos that ends the run
-  std::function<void(int64_t done, int64_t total)> on_prefill;  // rows of the prompt, after each chunk
+  const std::atomic<bool>* cancel = nullptr;         // looked at before each step; true ends the run with what there is
+  std::function<void(int32_t token)> on_token = {};  // each new token, in order; not the eos that ends the run
+  std::function<void(int64_t done, int64_t total)> on_prefill = {};  // rows of the prompt, after each chunk
 };
 
 enum class FinishReason { kEos, kLength, kCancelled };

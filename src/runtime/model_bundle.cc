@@ -1,0 +1,40 @@
+// runtime/model_bundle.cc: see model_bundle.h.
+#include "runtime/model_bundle.h"
+
+#include <fmt/format.h>
+
+namespace livequant {
+
+Result<ModelBundle> ModelBundle::Load(const std::string& directory, WithTokenizer with) {
+  ModelBundle bundle;
+  bundle.directory = directory;
+  LQ_ASSIGN_OR_RETURN(bundle.model, Llama::Load(directory));
+  bundle.identity.model = bundle.model->digest();
+  if (with == WithTokenizer::kNo) return bundle;
+  LQ_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(directory + "/tokenizer.json"));
+  if (tokenizer.vocab_size() > bundle.model->config().vocab_size)
+    return Status(Code::kOutOfRange,
+                  fmt::format("{}/tokenizer.json has ids up to {}; config.json's vocab_size is {}", directory,
+                              tokenizer.vocab_size() - 1, bundle.model->config().vocab_size));
+  bundle.identity.tokenizer = tokenizer.digest();
+  bundle.tokenizer = std::move(tokenizer);
+  return bundle;
+}
+
+CacheShape ModelBundle::shape() const {
+  const LlamaConfig& c = model->config();
+  return {
+      .num_layers = c.num_hidden_layers, .num_kv_heads = c.num_key_value_heads, .head_dim = c.head_dim, .rope = c.rope};
+}
+
+Result<CacheSchema> ModelBundle::Schema(const std::string& spec, const std::vector<int>& skip_layers,
+                                        int read_step) const {
+  LQ_ASSIGN_OR_RETURN(CacheSchema schema, SchemaFor(spec, shape(), skip_layers));
+  schema.read_step = read_step;
+  schema.identity.model = identity.model;
+  schema.identity.tokenizer = identity.tokenizer;
+  LQ_RETURN_IF_ERROR(Validate(schema));
+  return schema;
+}
+
+}  // namespace livequant

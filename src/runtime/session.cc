@@ -1,0 +1,196 @@
+// runtime/session.cc: see session.h.
+#include "runtime/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace livequant {
+namespace {
+
+double SecondsSince(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace
+
+int64_t PrefillStepRows(int read_step, int64_t prefill_chunk, int64_t prompt_rows) {
+  LQ_CHECK(read_step >= 1 && prefill_chunk >= 1 && prompt_rows >= 1);
+  if (read_step == kStepwise) return std::min(prefill_chunk, prompt_rows);
+  if (read_step >= prompt_rows) return prompt_rows;  // `prompt`, or a chunk that holds it all
+  return std::min(std::max<int64_t>(prefill_chunk / read_step * read_step, read_step), prompt_rows);
+}
+
+int64_t NextCut(int read_step, int64_t prefill_chunk, int64_t prompt_rows, int64_t at) {
+  return std::min(prompt_rows, at + PrefillStepRows(read_step, prefill_chunk, prompt_rows));
+}
+
+const char* FinishReasonName(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::kEos:
+      return "eos";
+    case FinishReason::kLength:
+      return "length";
+    case FinishReason::kCancelled:
+      return "cancelled";
+  }
+  return "?";
+}
+
+Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config) {
+  const auto differ = [](const std::string& field, auto here, auto model) {
+    return Status(Code::kInvalidArgument, fmt::format("cache schema: {} is {}; the model's is {}", field, here, model));
+  };
+  if (static_cast<int>(schema.layers.size()) != config.num_hidden_layers)
+    return differ("layers", schema.layers.size(), config.num_hidden_layers);
+  for (size_t l = 0; l < schema.layers.size(); ++l) {
+    const LayerSchema& layer = schema.layers[l];
+    if (layer.num_kv_heads != config.num_key_value_heads)
+      return differ(fmt::format("layer {} num_kv_heads", l), layer.num_kv_heads, config.num_key_value_heads);
+    if (layer.head_dim != config.head_dim)
+      return differ(fmt::format("layer {} head_dim", l), layer.head_dim, config.head_dim);
+  }
+  const RopeConfig& rope = schema.rope;
+  if (rope.type != config.rope.type) return differ("rope.type", rope.type, config.rope.type);
+  if (rope.theta != config.rope.theta) return differ("rope.theta", rope.theta, config.rope.theta);
+  const int dims = rope.dims == 0 ? config.head_dim : rope.dims,
+            model_dims = config.rope.dims == 0 ? config.head_dim : config.rope.dims;
+  if (dims != model_dims) return differ("rope.dims", dims, model_dims);
+  if (rope.pairing != config.rope.pairing)
+    return differ("rope.pairing", static_cast<int>(rope.pairing), static_cast<int>(config.rope.pairing));
+  return {};
+}
+
+struct Session::Impl {
+  std::shared_ptr<const Llama> model;
+  SessionOptions options;
+  ThreadPool* pool;
+  std::unique_ptr<KvCache> cache;
+  std::unique_ptr<Llama::Workspace> workspace;
+  std::vector<float> logits;  // of one row
+  int64_t pool_bytes = 0;
+
+  Status Forward(SeqId seq, std::span<const int32_t> tokens) {
+    const SequenceTokens part{.seq = seq, .tokens = tokens};
+    return model->Step({&part, 1}, *cache, *workspace,
+                       MatrixView<float>(logits.data(), 1, static_cast<int64_t>(logits.size())), *pool);
+  }
+  Status Check(std::span<const int32_t> prompt, const GenerateParams& params) const;
+  Status Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out);
+};
+
+Session::Session() : impl_(std::make_unique<Impl>()) {}
+Session::~Session() = default;
+KvCache& Session::cache() { return *impl_->cache; }
+int64_t Session::max_len() const { return impl_->options.max_len; }
+int64_t Session::pool_bytes() const { return impl_->pool_bytes; }
+
+Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> model, const CacheSchema& schema,
+                                               const SessionOptions& options, ThreadPool& pool) {
+  LQ_CHECK(model != nullptr);
+  const LlamaConfig& c = model->config();
+  SessionOptions o = options;
+  if (o.max_len < 0)
+    return Status(Code::kInvalidArgument, fmt::format("max_len is {}; must be 0 (the model's) or more", o.max_len));
+  if (o.prefill_chunk < 1)
+    return Status(Code::kInvalidArgument, fmt::format("prefill_chunk is {}; must be at least 1", o.prefill_chunk));
+  if (o.memory_bytes < 0)
+    return Status(Code::kInvalidArgument,
+                  fmt::format("cache memory is {} bytes; must be 0 (no budget) or more", o.memory_bytes));
+  if (o.max_len == 0) o.max_len = c.max_position_embeddings;
+  if (o.max_len > c.max_position_embeddings)
+    return Status(Code::kOutOfRange, fmt::format("max_len is {}; the model's max_position_embeddings is {}", o.max_len,
+                                                 c.max_position_embeddings));
+  LQ_RETURN_IF_ERROR(CheckSchemaFits(schema, c));
+
+  std::unique_ptr<Session> s(new Session());
+  const int step_rows = static_cast<int>(PrefillStepRows(schema.read_step, o.prefill_chunk, o.max_len));
+  LQ_ASSIGN_OR_RETURN(s->impl_->cache, KvCache::Open(schema, {.max_sequences = 1,
+                                                              .max_len = o.max_len,
+                                                              .max_step_rows = step_rows,
+                                                              .max_q_heads = c.num_attention_heads,
+                                                              .memory_bytes = o.memory_bytes,
+                                                              .allow_fallback = o.allow_fallback}));
+  const Owner& owner = s->impl_->cache->owner();
+  for (int cls = 0; cls < static_cast<int>(owner.classes().size()); ++cls)
+    for (const TensorIndex tensor : {kK, kV})
+      for (const FormIndex form : {kCoded, kExact}) {
+        const PagePool& p = owner.pool(cls, tensor, form);
+        s->impl_->pool_bytes += p.capacity() * p.page_bytes();
+      }
+  s->impl_->workspace = model->NewWorkspace(step_rows, 1);
+  s->impl_->logits.resize(static_cast<size_t>(c.vocab_size));
+  s->impl_->model = std::move(model);
+  s->impl_->options = o;
+  s->impl_->pool = &pool;
+  return s;
+}
+
+Status Session::Impl::Check(std::span<const int32_t> prompt, const GenerateParams& params) const {
+  const int64_t rows = static_cast<int64_t>(prompt.size());
+  if (rows == 0) return Status(Code::kInvalidArgument, "the prompt is empty: at least one token is needed");
+  if (params.max_new_tokens < 0)
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{} new tokens were asked for; must be 0 or more", params.max_new_tokens));
+  if (rows > options.max_len || params.max_new_tokens > options.max_len - rows)
+    return Status(Code::kOutOfRange, fmt::format("{} prompt tokens and {} new ones exceed the context of {}", rows,
+                                                 params.max_new_tokens, options.max_len));
+  return ValidateSampling(params.sampling);
+}
+
+Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out) {
+  const int64_t rows = static_cast<int64_t>(prompt.size());
+  const auto cancelled = [&] { return params.cancel != nullptr && params.cancel->load(std::memory_order_relaxed); };
+  const std::vector<int32_t>& eos = model->config().eos_token_ids;
+  Sampler sampler(params.sampling, model->config().vocab_size);
+
+  auto start = std::chrono::steady_clock::now();
+  for (int64_t at = 0; at < rows;) {
+    if (cancelled()) {
+      out.finish = FinishReason::kCancelled;
+      return {};
+    }
+    const int64_t end = NextCut(cache->schema().read_step, options.prefill_chunk, rows, at);
+    LQ_RETURN_IF_ERROR(Forward(seq, prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(end - at))));
+    ++out.prefill_steps;
+    out.prompt_tokens = at = end;
+    out.prefill_seconds = SecondsSince(start);
+    if (params.on_prefill) params.on_prefill(at, rows);
+  }
+  start = std::chrono::steady_clock::now();
+  while (static_cast<int64_t>(out.token_ids.size()) < params.max_new_tokens) {
+    LQ_ASSIGN_OR_RETURN(const int32_t token, sampler.Next(logits));
+    if (!params.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+      out.finish = FinishReason::kEos;
+      break;
+    }
+    out.token_ids.push_back(token);
+    if (params.on_token) params.on_token(token);
+    if (static_cast<int64_t>(out.token_ids.size()) == params.max_new_tokens) break;
+    if (cancelled()) {
+      out.finish = FinishReason::kCancelled;
+      break;
+    }
+    LQ_RETURN_IF_ERROR(Forward(seq, {&token, 1}));
+    ++out.decode_steps;
+    out.decode_seconds = SecondsSince(start);
+  }
+  return {};
+}
+
+Result<Generation> Session::Generate(std::span<const int32_t> prompt, const GenerateParams& params) {
+  LQ_RETURN_IF_ERROR(impl_->Check(prompt, params));
+  Generation out;
+  const int64_t fallbacks = impl_->cache->fallback_calls();
+  LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
+  const Status ran = impl_->Run(seq, prompt, params, out);
+  out.cache_rows = impl_->cache->owner().length(seq);
+  out.cache_used_bytes = impl_->cache->owner().used_bytes();
+  out.fallback_calls = impl_->cache->fallback_calls() - fallbacks;
+  LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
+  LQ_RETURN_IF_ERROR(ran);
+  return out;
+}
+
+}  // namespace livequant
