@@ -430,10 +430,10 @@ Status Owner::Truncate(SeqId id, int64_t len) {
       if (info.window > 0 && n < old_len && n > info.pinned && row.f[t] > info.pinned) {
         const int32_t low =
             row.entries[t][kCoded] > 0 ? static_cast<int32_t>(s.tables->entry(row.root[t][kCoded], 0).start) : row.f[t];
-        if (low > info.pinned && low > n - info.window + 1)
+        if (low > info.pinned && low > n - info.window)
           return Status(Code::kOutOfRange, "truncate: sequence " + Text(id) + " cannot go back to " + Text(len) +
                                                " rows: rows before " + Text(low) + " left the window of " +
-                                               Text(info.window) + "; shortest length " + Text(low + info.window - 1));
+                                               Text(info.window) + "; shortest length " + Text(low + info.window));
       }
       for (int form = 0; form < 2; ++form) {
         const Kept kept = keep(c, t, form);
@@ -603,6 +603,8 @@ Status Owner::Impl::Extend(Txn& txn, int cls, int tensor, int form, std::span<co
       }
       added.push_back({page, start});
     }
+    // The rows that a copy brings are handed out, whatever becomes of this step.
+    if (piece.kind == Piece::kCopy) pool.set_mark(page, piece.from - edge);
     const uint16_t before = pool.meta(page).mark;
     pool.set_mark(page, piece.to - edge);
     txn.claims.push_back({cls8, tensor8, form8, page, piece.from - edge, piece.to - edge, piece.from});
