@@ -99,6 +99,17 @@ Hull HullOf(const Block& b, int tensor, int segment, int64_t tile) {
   return h;
 }
 
+// Index of the last entry that starts at or before `row`; 0 if none does.
+int FindEntry(const Block& b, int tensor, int form, int64_t row) {
+  const CacheView& view = b.call->view;
+  int low = 0, high = view.seq[b.item->sequence].entries[tensor][form];
+  while (high - low > 1) {
+    const int mid = (low + high) / 2;
+    (view.entry(b.item->sequence, tensor, form, mid).start <= row ? low : high) = mid;
+  }
+  return low;
+}
+
 // Decodes rows [begin, end) of one form to f32 rows of `b.padded` values at `out`, through the sequence's table.
 void DecodeRange(const Block& b, int tensor, int form, int64_t begin, int64_t end, float* out) {
   const AttentionCall& call = *b.call;
@@ -117,13 +128,7 @@ void DecodeRange(const Block& b, int tensor, int form, int64_t begin, int64_t en
   }
   if (begin >= stored_end) return;
 
-  // The last entry that starts at or before `begin`.
-  const int count = s.entries[tensor][form];
-  int low = 0, high = count;
-  while (high - low > 1) {
-    const int mid = (low + high) / 2;
-    (view.entry(b.item->sequence, tensor, form, mid).start <= begin ? low : high) = mid;
-  }
+  const int count = s.entries[tensor][form], low = FindEntry(b, tensor, form, begin);
   const int64_t page_rows = view.plane[tensor][form].rows;
   for (int i = low; begin < stored_end; ++i) {
     LQ_CHECK(i < count);
@@ -205,10 +210,39 @@ void LoadSegment(const Block& b, int tensor, int segment, int64_t tile, const Hu
   load({end, end});
 }
 
+// The address of rows [begin, end) of one form where they lie side by side in one page as native values, are all read
+// by the block's only query and need no rotation; else nullptr, and they are decoded first. The values, and so all
+// bits, are the same either way.
+const std::byte* NativeRows(const Block& b, int tensor, int segment, const Hull& hull, int64_t begin, int64_t end) {
+  const AttentionCall& call = *b.call;
+  const int form = segment == kCodedRows ? kCoded : kExact;
+  const BlockFormat& f = call.plan->format[tensor][form];
+  if (kLanes != 16 || b.queries != 1 || b.rows > 6 || f.coding.kind != CodeKind::kNative || b.dim % (4 * kLanes) != 0)
+    return nullptr;
+  if (tensor == kK && segment != kPinnedRows && call.plan->schema.k_stage == RopeStage::kPre) return nullptr;
+  if (begin < hull.rows.begin || end > hull.rows.end || (form == kExact && end > b.step_first)) return nullptr;
+  const int i = FindEntry(b, tensor, form, begin), count = call.view.seq[b.item->sequence].entries[tensor][form];
+  if (i >= count) return nullptr;
+  const Entry& e = call.view.entry(b.item->sequence, tensor, form, i);
+  const int64_t page_rows = call.view.plane[tensor][form].rows, base = e.start / page_rows * page_rows;
+  if (e.start > begin || base + page_rows < end) return nullptr;
+  if (i + 1 < count && call.view.entry(b.item->sequence, tensor, form, i + 1).start < end) return nullptr;
+  return call.view.head_block(tensor, form, e.page, b.item->head) + (begin - base) * f.block.row_bytes;
+}
+
+// Calls fn(const T*) with rows of f32, f16 or bf16.
+template <class Fn>
+HWY_INLINE void WithNative(DType dtype, const std::byte* rows, Fn&& fn) {
+  if (dtype == DType::kF32) return fn(reinterpret_cast<const float*>(rows));
+  if (dtype == DType::kF16) return fn(reinterpret_cast<const hwy::float16_t*>(rows));
+  LQ_CHECK(dtype == DType::kBF16);
+  fn(reinterpret_cast<const hwy::bfloat16_t*>(rows));
+}
+
 #if HWY_TARGET != HWY_SCALAR
-// Four channels of `kLanes` rows as kLanes / 4 blocks of one vector: block i is 4 channels of row 4 i.
+// Four channels of Lanes(d) rows as blocks of four: block i is 4 channels of row 4 i.
 template <class D>
-HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* p, int64_t stride) {
+HWY_INLINE hn::Vec<D> LoadBlocks(D d, const hn::TFromD<D>* p, int64_t stride) {
   if constexpr (hn::MaxLanes(d) <= 4) {
     return hn::LoadU(d, p);
   } else {
@@ -217,26 +251,39 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const float* p, int64_t stride) {
                        LoadBlocks(half, p, stride));
   }
 }
+HWY_INLINE VF LoadBlocksAsF32(const float* p, int64_t stride) { return LoadBlocks(DF(), p, stride); }
+template <class T>
+HWY_INLINE VF LoadBlocksAsF32(const T* p, int64_t stride) {
+  const auto bits = LoadBlocks(hn::Rebind<uint16_t, DF>(), reinterpret_cast<const uint16_t*>(p), stride);
+  return hn::PromoteTo(DF(), hn::BitCast(hn::Rebind<T, DF>(), bits));
+}
 #endif
 
-// rows [count][stride] x channels -> keys[channel][count]; count is a multiple of 16.
-void Transpose(const float* rows, int64_t stride, int count, int channels, float* keys) {
+// rows [count][stride] x channels, f32, f16 or bf16 -> keys[channel][count] f32; count is a multiple of 16.
+template <class T>
+void Transpose(const T* rows, int64_t stride, int count, int channels, float* keys) {
 #if HWY_TARGET == HWY_SCALAR
   for (int c = 0; c < channels; ++c)
-    for (int r = 0; r < count; ++r) keys[c * count + r] = rows[r * stride + c];
+    for (int r = 0; r < count; ++r) {
+      if constexpr (sizeof(T) == 4) {
+        keys[c * count + r] = rows[r * stride + c];
+      } else {
+        keys[c * count + r] = hn::GetLane(hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<T, DF>(), rows + r * stride + c)));
+      }
+    }
 #else
   const DF df;
   const hn::Repartition<double, DF> dd;
   static_assert(kLanes >= 4, "a block is four floats");
   for (int c = 0; c < channels; c += 4) {
     for (int r = 0; r < count; r += kLanes) {
-      const float* p = rows + r * stride + c;
-      const VF a0 = LoadBlocks(df, p, stride), a1 = LoadBlocks(df, p + stride, stride);
-      const VF a2 = LoadBlocks(df, p + 2 * stride, stride), a3 = LoadBlocks(df, p + 3 * stride, stride);
-      const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1)),
-                 t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
-      const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1)),
-                 t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
+      const T* p = rows + r * stride + c;
+      const VF a0 = LoadBlocksAsF32(p, stride), a1 = LoadBlocksAsF32(p + stride, stride);
+      const VF a2 = LoadBlocksAsF32(p + 2 * stride, stride), a3 = LoadBlocksAsF32(p + 3 * stride, stride);
+      const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1));
+      const auto t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
+      const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1));
+      const auto t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
       float* k = keys + c * count + r;
       hn::StoreU(hn::BitCast(df, hn::InterleaveLower(dd, t0, t1)), df, k);
       hn::StoreU(hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)), df, k + count);
@@ -245,6 +292,67 @@ void Transpose(const float* rows, int64_t stride, int count, int channels, float
     }
   }
 #endif
+}
+
+HWY_INLINE VF LoadAsF32(const float* p) { return hn::LoadU(DF(), p); }
+template <class T>
+HWY_INLINE VF LoadAsF32(const T* p) {
+  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<T, DF>(), p));
+}
+
+struct FourVectors {
+  VF v0, v1, v2, v3;
+};
+HWY_INLINE void AddProduct(float weight, const FourVectors& v, FourVectors& sum) {
+  const VF w = hn::Set(DF(), weight);
+  sum.v0 = hn::MulAdd(w, v.v0, sum.v0), sum.v1 = hn::MulAdd(w, v.v1, sum.v1);
+  sum.v2 = hn::MulAdd(w, v.v2, sum.v2), sum.v3 = hn::MulAdd(w, v.v3, sum.v3);
+}
+
+// out[m][c] = chain over `count` rows, from out[m][c], for M <= 6 rows of weights, reading native values where they
+// lie. REQUIRES dim a multiple of 4 vectors.
+template <int M, class T>
+HWY_INLINE void AddNativeValues(const float* weight, int64_t weight_stride, const T* values, int dim, int64_t count,
+                                float* out, int64_t out_stride) {
+  const DF df;
+  for (int c = 0; c < dim; c += 4 * kLanes) {
+    FourVectors sum[M];
+    for (int m = 0; m < M; ++m) {
+      const float* o = out + m * out_stride + c;
+      sum[m] = {hn::LoadU(df, o), hn::LoadU(df, o + kLanes), hn::LoadU(df, o + 2 * kLanes),
+                hn::LoadU(df, o + 3 * kLanes)};
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      const T* p = values + j * dim + c;
+      const FourVectors v{LoadAsF32(p), LoadAsF32(p + kLanes), LoadAsF32(p + 2 * kLanes), LoadAsF32(p + 3 * kLanes)};
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) AddProduct(weight[m * weight_stride + j], v, sum[m]);
+    }
+    for (int m = 0; m < M; ++m) {
+      float* o = out + m * out_stride + c;
+      hn::StoreU(sum[m].v0, df, o), hn::StoreU(sum[m].v1, df, o + kLanes);
+      hn::StoreU(sum[m].v2, df, o + 2 * kLanes), hn::StoreU(sum[m].v3, df, o + 3 * kLanes);
+    }
+  }
+}
+template <class T>
+void NativeValues(int rows, const float* weight, int64_t weight_stride, const T* values, int dim, int64_t count,
+                  float* out, int64_t out_stride) {
+  switch (rows) {
+    case 1:
+      return AddNativeValues<1>(weight, weight_stride, values, dim, count, out, out_stride);
+    case 2:
+      return AddNativeValues<2>(weight, weight_stride, values, dim, count, out, out_stride);
+    case 3:
+      return AddNativeValues<3>(weight, weight_stride, values, dim, count, out, out_stride);
+    case 4:
+      return AddNativeValues<4>(weight, weight_stride, values, dim, count, out, out_stride);
+    case 5:
+      return AddNativeValues<5>(weight, weight_stride, values, dim, count, out, out_stride);
+    case 6:
+      return AddNativeValues<6>(weight, weight_stride, values, dim, count, out, out_stride);
+  }
+  LQ_CHECK(false);
 }
 
 // ---- a leaf ----
@@ -284,8 +392,14 @@ void TileScores(const Block& b, int64_t tile, float* score) {
     const int64_t end = (hull[s].rows.end + kVirtual - 1) / kVirtual * kVirtual;
     for (int64_t at = hull[s].rows.begin / kVirtual * kVirtual; at < end; at += chunk) {
       const int64_t count = std::min(chunk, end - at);
-      LoadSegment(b, kK, s, tile, hull[s], at, at + count);
-      Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
+      if (const std::byte* native = NativeRows(b, kK, s, hull[s], at, at + count)) {
+        WithNative(b.call->plan->format[kK][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
+                   [&](const auto* p)
+                       HWY_ATTR { Transpose(p, b.dim, static_cast<int>(count), b.dim, b.thread->keys); });
+      } else {
+        LoadSegment(b, kK, s, tile, hull[s], at, at + count);
+        Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
+      }
       TileGemm(b.thread->q + int64_t{first} * b.padded, b.padded, b.thread->keys, count,
                out + first * stride + (at - tile), stride, rows, count, b.dim, /*accumulate=*/false);
     }
@@ -310,6 +424,14 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
     }
     for (int64_t at = hull[s].rows.begin; at < hull[s].rows.end; at += chunk) {
       const int64_t count = std::min(chunk, hull[s].rows.end - at);
+      if (const std::byte* native = NativeRows(b, kV, s, hull[s], at, at + count)) {
+        WithNative(b.call->plan->format[kV][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
+                   [&](const auto* p) HWY_ATTR {
+                     NativeValues(rows, a + first * stride + (at - tile), stride, p, b.dim, count,
+                                  out + int64_t{first} * b.padded, b.padded);
+                   });
+        continue;
+      }
       LoadSegment(b, kV, s, tile, hull[s], at, at + count);
       TileGemm(a + first * stride + (at - tile), stride, b.thread->rows, b.padded, out + int64_t{first} * b.padded,
                b.padded, rows, b.padded, count, /*accumulate=*/true);
