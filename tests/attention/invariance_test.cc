@@ -12,13 +12,14 @@
 namespace {
 std::atomic<int64_t> g_allocations{0};
 }
-void* operator new(size_t n) {
+// Not inlined: GCC would see free() meet a new-expression and warn.
+[[gnu::noinline]] void* operator new(size_t n) {
   ++g_allocations;
   if (void* p = std::malloc(n == 0 ? 1 : n)) return p;
   throw std::bad_alloc();
 }
-void operator delete(void* p) noexcept { std::free(p); }
-void operator delete(void* p, size_t) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace livequant {
 namespace {
