@@ -1,9 +1,11 @@
 #include "apps/context.h"
 
 #include <fmt/format.h>
+
 #include <hwy/targets.h>
 #include <sched.h>
 #include <unistd.h>
+#include <algorithm>
 
 #include <cstdlib>
 #include <filesystem>

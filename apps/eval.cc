@@ -1,5 +1,8 @@
 // apps/eval.cc: livequant eval perplexity | logits.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include <memory>
 

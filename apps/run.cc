@@ -1,6 +1,8 @@
 // apps/run.cc: livequant run: one prompt continued through one cache format, with what it cost.
 #include <fmt/format.h>
+
 #include <unistd.h>
+#include <algorithm>
 
 #include <cstdio>
 #include <memory>
@@ -10,6 +12,7 @@
 #include "apps/context.h"
 #include "cache/ledger/ledger.h"
 #include "io/file.h"
+#include "runtime/model_bundle.h"
 #include "runtime/session.h"
 
 namespace livequant::app {
@@ -69,6 +72,8 @@ int Run(const Flags& flags) {
     if (const Status s = Validate(*schema); !s.ok()) return Fail(s, kExitUsage);
   }
   if (!schema.ok()) return Fail(schema.status(), kExitUsage);
+  if (auto kernels = KernelsJson(*schema, flags.allow_fallback); !kernels.ok())
+    return Fail(kernels.status(), kExitUsage);
   if (flags.print_config) {
     ContextInfo info{.task = "run",
                      .model = flags.model,

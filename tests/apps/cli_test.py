@@ -91,7 +91,7 @@ class Run(Case):
         self.refused(2, "run", "-p", "Hi", "-n", -1)
         self.refused(2, "run", "-p", "Hi", "-n", "x")
         self.refused(2, "run", "-p", "Hi", "--temp", "-1")
-        self.refused(2, "run", "-p", "Hi", "--top-p", "0", says=["top_p"])
+        self.refused(2, "run", "-p", "Hi", "--top-p", "0", says=["top-p"])
         self.refused(2, "run", "-p", "Hi", "--kv-cache-dtype", "kivi3", says=["kivi3", "kivi4"])
         self.refused(2, "run", "-p", "Hi", "--kv-cache-memory", "lots", says=["lots"])
         self.refused(2, "run", "-p", "Hi", "--kv-cache-dtype-skip-layers", "99", says=["99"])
@@ -145,7 +145,7 @@ class Eval(Case):
         for contract in ["chunk:128", "prompt"]:
             r = run_json("eval", "perplexity", "-c", 512, "--max-tokens", 1022, "--kv-cache-dtype", "kivi2", "--contract", contract)
             self.assertEqual(r["results"][0]["contract"], contract)
-        self.assertEqual(r["results"][0]["mean_kld"], 0)  # in one shot every row is read exact
+        self.assertLess(r["results"][0]["mean_kld"], 1e-6)  # in one shot every row is read exact: rounded to f16, no more
         r = run_json("eval", "perplexity", "-c", 256, "--max-tokens", 1024, "--kv-cache-dtype", "f16", "--protocol", "llama.cpp")
         self.assertGreater(r["results"][0]["perplexity"], 1)
         self.refused(2, "eval", "perplexity", "--protocol", "mine", says=["mine"])
@@ -166,7 +166,7 @@ class Eval(Case):
         self.check_context(r)
 
     def test_logits_bad_input(self):
-        self.refused(2, "eval", "logits", "--token-ids", "1,2,999999", says=["999999", "4096"])
+        self.refused(2, "eval", "logits", "--token-ids", "1,2,999999", says=["999999", "4095"])
         self.refused(2, "eval", "logits", "--token-ids", "1,2", "--positions", "2", says=["2"])
         self.refused(2, "eval", "logits", "--token-ids", "/no/such/file", says=["/no/such/file"])
         self.refused(2, "eval", "logits", "--token-ids", "")
@@ -253,7 +253,7 @@ class BadModels(Case):
 
     def test_config(self):
         for change, says in [({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"), ({"hidden_act": "gelu"}, "gelu"),
-                             ({"rope_scaling": {"rope_type": "yarn", "factor": 4}}, "yarn"), ({"num_attention_heads": 0}, "num_attention_heads"),
+                             ({"rope_scaling": {"rope_type": "yarn", "factor": 4}, "rope_parameters": KeyError}, "yarn"), ({"num_attention_heads": 0}, "num_attention_heads"),
                              ({"num_key_value_heads": 3}, "num_key_value_heads"), ({"hidden_size": -1}, "hidden_size"),
                              ({"vocab_size": 1 << 40}, "vocab_size"), ({"rms_norm_eps": 0}, "rms_norm_eps"), ({"head_dim": KeyError, "hidden_size": 257}, "hidden_size"),
                              ({"intermediate_size": "704"}, "intermediate_size"), ({"attention_bias": True}, "attention_bias"),
