@@ -100,7 +100,9 @@ Result<nlohmann::json> KernelsJson(const CacheSchema& schema, bool allow_fallbac
     for (size_t i = 0; i < schema.layers.size(); ++i) {
       auto choice = ChooseKernel(schema.layers[i], phase, allow_fallback);
       if (!choice.ok())
-        return Status(choice.status().code(), fmt::format("layer {}: {}", i, choice.status().message()));
+        return Status(choice.status().code(),
+                      fmt::format("layer {}: {}; --allow-fallback reads it by the slow reference path", i,
+                                  choice.status().message()));
       const auto same = [&](const KernelChoice& c) {
         return c.attention == choice->attention && c.decode_k == choice->decode_k && c.decode_v == choice->decode_v;
       };

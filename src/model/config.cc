@@ -103,13 +103,13 @@ Result<RopeConfig> ParseRope(const json& root, int head_dim) {
     if (Absent(root, name)) continue;
     const json& r = root[name];
     if (!r.is_object()) return Bad(Code::kInvalidArgument, name, r, "an object or null is needed");
+    for (const char* key : {"rope_type", "type"})  // before the fields that only another type would have
+      if (!Absent(r, key) && r[key] != "default")
+        return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), r[key],
+                   "only \"default\" is implemented");
     for (const auto& [key, value] : r.items()) {
-      if (value.is_null()) continue;
-      if (key == "rope_type" || key == "type") {
-        if (value != "default")
-          return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value,
-                     "only \"default\" is implemented");
-      } else if (key == "partial_rotary_factor") {
+      if (value.is_null() || key == "rope_type" || key == "type") continue;
+      if (key == "partial_rotary_factor") {
         if (!value.is_number() || value.get<double>() != 1.0)
           return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value, "only 1.0 is implemented");
       } else if (key != "rope_theta") {
