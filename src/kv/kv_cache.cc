@@ -13,6 +13,8 @@
 #include <mutex>
 #include <thread>
 
+#include "cache/ledger/ledger.h"
+#include "cache/pages/page_pool.h"
 #include "kernels/ops.h"
 #include "kernels/page_codec.h"
 #include "kv/round_rows.h"
@@ -51,6 +53,7 @@ Status CheckOptions(const CacheSchema& schema, const KvOptions& o) {
   LQ_RETURN_IF_ERROR(at_least("max_step_rows", o.max_step_rows, 1));
   LQ_RETURN_IF_ERROR(at_least("pool_tokens", o.pool_tokens, 0));
   LQ_RETURN_IF_ERROR(at_least("memory_bytes", o.memory_bytes, 0));
+  LQ_RETURN_IF_ERROR(at_least("threads", o.threads, 0));
   for (const LayerSchema& layer : schema.layers)
     LQ_RETURN_IF_ERROR(at_least("max_q_heads", o.max_q_heads, layer.num_kv_heads));
   if (o.max_len > std::numeric_limits<int32_t>::max() - o.max_step_rows)
@@ -203,39 +206,36 @@ Status KvStep::Impl::EncodeJob(int layer_index, const CacheView& view, int part,
   const BlockFormat& exact = layer.plan.format[tensor][kExact];
   const DecodeRowsFn decode_exact = layer.plan.decode[tensor][kExact];
   const int32_t first_step_row = step != nullptr ? txn.first : std::numeric_limits<int32_t>::max();
-  const int group = coded.coding.axis == ScaleAxis::kChannel ? coded.coding.group : 0;
 
   int32_t encoded = 0;
   for (const Claim& claim : txn.claims) {
     if (claim.cls != layer.cls || claim.tensor != tensor || claim.form != kCoded) continue;
     const int32_t low = std::max(claim.position, job.from);
     const int32_t high = std::min(claim.position + claim.to - claim.from, job.to);
-    std::byte* block = layer.Block(view, tensor, kCoded, claim.page, head);
-    for (int32_t a = low; a < high;) {
-      const int32_t slot = claim.from + (a - claim.position);
-      int32_t b = high;
-      if (group > 0) b = std::min(b, a + group - slot % group);  // one group, or the short group that is left of it
-      MatrixView<const float> rows;
-      if (a >= first_step_row) {
-        rows = {step + (a - txn.first) * layer.row_values, b - a, d, layer.row_values};
-      } else {
-        const int32_t stored = std::min(b, first_step_row);
-        const int32_t found = ForRuns(view, part, tensor, kExact, a, stored, [&](const SlotRun& run) {
-          decode_exact(exact, layer.Block(view, tensor, kExact, run.page, head), run.slot,
-                       {scratch + static_cast<int64_t>(run.position - a) * d, run.rows, d});
-        });
-        LQ_CHECK(found == stored - a);
-        for (int32_t p = stored; p < b; ++p)
-          std::memcpy(scratch + static_cast<int64_t>(p - a) * d, step + (p - txn.first) * layer.row_values,
-                      static_cast<size_t>(d) * sizeof(float));
-        rows = {scratch, b - a, d};
-      }
-      if (Status s = EncodeRows(coded, rows, slot, block); !s.ok())
-        return Status(s.code(), fmt::format("layer {} {}, positions {} to {}, head {}: {}", layer_index,
-                                            TensorName(tensor), a, b - 1, head, s.message()));
-      encoded += b - a;
-      a = b;
+    if (low >= high) continue;
+    MatrixView<const float> rows;
+    if (low >= first_step_row) {
+      rows = {step + (low - txn.first) * layer.row_values, high - low, d, layer.row_values};
+    } else {
+      const int32_t stored = std::min(high, first_step_row);
+      const int32_t found = ForRuns(view, part, tensor, kExact, low, stored, [&](const SlotRun& run) {
+        decode_exact(exact, layer.Block(view, tensor, kExact, run.page, head), run.slot,
+                     {scratch + int64_t{run.position - low} * d, run.rows, d});
+      });
+      LQ_CHECK(found == stored - low);
+      for (int32_t p = stored; p < high; ++p)
+        std::memcpy(scratch + int64_t{p - low} * d, step + (p - txn.first) * layer.row_values,
+                    static_cast<size_t>(d) * sizeof(float));
+      rows = {scratch, high - low, d};
     }
+    // Groups along rows: a frontier stops at a group edge, so the rows are whole groups, or short ones behind a scar or
+    // pinned rows.
+    if (Status s = EncodeRows(coded, rows, claim.from + (low - claim.position),
+                              layer.Block(view, tensor, kCoded, claim.page, head));
+        !s.ok())
+      return Status(s.code(), fmt::format("layer {} {}, positions {} to {}, head {}: {}", layer_index,
+                                          TensorName(tensor), low, high - 1, head, s.message()));
+    encoded += high - low;
   }
   LQ_CHECK(encoded == job.to - job.from);
   return {};
@@ -521,7 +521,8 @@ Result<std::unique_ptr<KvCache>> KvCache::Open(const CacheSchema& schema, const 
     impl.max_page_rows = std::max({impl.max_page_rows, s.coded_page_rows, s.exact_page_rows});
   }
   impl.free_steps.push_back(impl.TakeStep());
-  impl.free_steps.back()->MakeScratch(std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
+  impl.free_steps.back()->MakeScratch(
+      options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency())));
   return cache;
 }
 

@@ -35,6 +35,9 @@ struct KvOptions {
   int max_q_heads = 0;
   int64_t memory_bytes = 0;     // a budget: kOutOfRange names both numbers if the pool does not fit; 0 = no budget
   bool allow_fallback = false;  // read codings that no kernel reads by the reference path, counted
+  // Threads of the widest pool that steps will use; 0 = as many as the machine has. Scratch for them is made by Open,
+  // and anew if a wider pool comes.
+  int threads = 0;
 };
 
 class KvCache;

@@ -131,6 +131,7 @@ Harness::Harness(const CacheSchema& schema, const Options& o) : pool_(o.threads)
   options.max_step_rows = o.step_rows;
   options.pool_tokens = o.pool_tokens;
   options.allow_fallback = o.allow_fallback;
+  options.threads = o.threads;
   for (const LayerSchema& layer : schema.layers)
     options.max_q_heads = std::max(options.max_q_heads, layer.num_kv_heads * o.q_group);
   auto cache = KvCache::Open(schema, options);

@@ -392,6 +392,7 @@ TEST(Refusal, OptionsAreChecked) {
   refused("max_step_rows", [](KvOptions& o) { o.max_step_rows = -5; });
   refused("max_q_heads", [](KvOptions& o) { o.max_q_heads = 1; });
   refused("memory_bytes", [](KvOptions& o) { o.memory_bytes = -1; });
+  refused("threads", [](KvOptions& o) { o.threads = -1; });
   CacheSchema broken = schema;
   broken.layers[0].k.bits = 5;
   EXPECT_FALSE(KvCache::Open(broken, good).ok());
