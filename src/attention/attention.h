@@ -73,6 +73,7 @@ void AttendReference(const AttentionCall& call);
 void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, ThreadPool& pool);
 
 enum class Phase { kDecode, kPrefill, kVerify };
+// "decode", "prefill", "verify".
 const char* PhaseName(Phase phase);
 
 // Which kernel a layer gets in a phase: the registry is attention/variants.inc.

@@ -88,12 +88,14 @@ constexpr float DecodeFinite(uint32_t code) {
   return std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(mag) * ulp) | sign);
 }
 
+// Inf or the quiet NaN, with a sign.
 constexpr float SpecialF32(bool negative, bool nan) {
   return std::bit_cast<float>((negative ? 0x80000000u : 0) | (nan ? 0x7FC00000u : 0x7F800000u));
 }
 
 }  // namespace internal
 
+// The f16 code nearest to `x`, ties to even; from 65520 on Inf, NaN stays NaN.
 constexpr uint16_t F16FromDouble(double x) {
   return static_cast<uint16_t>(internal::EncodeBits<internal::F16Shape>(x));
 }
@@ -122,14 +124,17 @@ constexpr double RoundToF16(double x) {
   return std::bit_cast<double>((bits + ((uint64_t{1} << 41) - 1) + ((bits >> 42) & 1)) & ~((uint64_t{1} << 42) - 1));
 }
 
+// The bf16 code nearest to `x`, ties to even; NaN stays NaN.
 constexpr uint16_t Bf16FromDouble(double x) {
   return static_cast<uint16_t>(internal::EncodeBits<internal::Bf16Shape>(x));
 }
+// The same for an f32.
 constexpr uint16_t Bf16FromFloat(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
   if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(((bits >> 16) & 0x8000) | 0x7FC0);
   return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
+// Exact.
 constexpr float Bf16ToFloat(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
 // Saturating: everything beyond 448, infinities too, becomes +-448. NaN stays NaN.

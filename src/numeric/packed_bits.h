@@ -12,6 +12,7 @@
 
 namespace livequant {
 
+// Bytes of a stream of `count` codes of `bits` bits.
 constexpr int64_t PackedBytes(int64_t count, int bits) { return (count * bits + 7) / 8; }
 
 // Writes the low `bits` bits of `code`; other codes keep theirs.

@@ -1,3 +1,4 @@
+// tests/attention/choose_test.cc: the registry: what is read by which kernel, and what a refusal says.
 #include <gmock/gmock.h>
 
 #include "attention/attention.h"
