@@ -81,7 +81,7 @@ class Check:
         tail = [l for l in done.stdout.split("\n") if l.strip()]
         self.data["owner"] = done.stdout[-6000:]
         self.row("random owner test, 2 million operations", done.returncode == 0, f"{time.monotonic() - start:.0f} s; {tail[-1] if tail else ''}")
-        plants = list(self.dev.glob("tests/cache/owner/*plant*_test"))
+        plants = list(self.dev.glob("tests/cache/owner/*plants_test"))
         for program in plants:
             done = subprocess.run([program], capture_output=True, text=True)
             self.data["plants"] = done.stdout[-6000:]
