@@ -81,10 +81,10 @@ Status CheckArchitecture(const json& root) {
 Status CheckUnsupported(const json& root) {
   for (const char* name : {"attention_bias", "mlp_bias"}) {
     LQ_ASSIGN_OR_RETURN(const bool on, BooleanOr(root, name, false));
-    if (on) return Bad(Code::kUnsupported, name, root[name], "projections with biases are not implemented");
+    if (on) return Bad(Code::kUnsupported, name, root[name], "projections with biases are not read");
   }
   if (!Absent(root, "hidden_act") && root["hidden_act"] != "silu")
-    return Bad(Code::kUnsupported, "hidden_act", root["hidden_act"], "only \"silu\" is implemented");
+    return Bad(Code::kUnsupported, "hidden_act", root["hidden_act"], "only \"silu\" is known here");
   for (const char* name : {"quantization_config", "sliding_window"})
     if (!Absent(root, name)) return Bad(Code::kUnsupported, name, root[name], "must be absent or null");
   return {};
@@ -106,12 +106,12 @@ Result<RopeConfig> ParseRope(const json& root, int head_dim) {
     for (const char* key : {"rope_type", "type"})  // before the fields that only another type would have
       if (!Absent(r, key) && r[key] != "default")
         return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), r[key],
-                   "only \"default\" is implemented");
+                   "only \"default\" is known here");
     for (const auto& [key, value] : r.items()) {
       if (value.is_null() || key == "rope_type" || key == "type") continue;
       if (key == "partial_rotary_factor") {
         if (!value.is_number() || value.get<double>() != 1.0)
-          return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value, "only 1.0 is implemented");
+          return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value, "only 1.0 is known here");
       } else if (key != "rope_theta") {
         return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value,
                    "RoPE type \"default\" has no such field");

@@ -1,3 +1,4 @@
+// tests/model/tiny_llama.cc: see tiny_llama.h.
 #include "model/tiny_llama.h"
 
 #include <unistd.h>

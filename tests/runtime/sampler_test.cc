@@ -1,3 +1,4 @@
+// Sampling: greedy ties, seeds, what may be drawn and how often, refusals.
 #include "runtime/sampler.h"
 
 #include <gmock/gmock.h>
