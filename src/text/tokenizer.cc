@@ -608,10 +608,10 @@ Status Parser::Merges(const json& value) {
       return Bad(where(), "neither \"left right\" nor [\"left\", \"right\"]");
     }
     if (left.empty() || right.empty()) return Bad(where(), "merges an empty token");
+    const std::string both = left + right;  // outlives the pairs below, which refer to it
     Merge merge{};
-    for (const auto& [spelling, id] : {std::pair<const std::string&, int32_t*>(left, &merge.left),
-                                       {right, &merge.right},
-                                       {left + right, &merge.result}}) {
+    for (const auto& [spelling, id] :
+         {std::pair<const std::string&, int32_t*>(left, &merge.left), {right, &merge.right}, {both, &merge.result}}) {
       const auto at = vocab_.find(spelling);
       if (at == vocab_.end()) return Bad(where(), fmt::format("{} is not in model.vocab", Excerpt(spelling)));
       *id = at->second;

@@ -254,6 +254,19 @@ TEST(Tokenizer, MergesByRankThenLeftmost) {
   EXPECT_THAT(Ids(t, std::string("\0\xC3\xA9", 3)), ElementsAre(0, 0xC3, 0xA9));
 }
 
+// A merged token longer than what a string holds in place: its spelling must live as long as it is looked up.
+TEST(Tokenizer, MergesOfLongTokens) {
+  std::vector<std::string> words;
+  std::vector<std::pair<std::string, std::string>> merges;
+  for (std::string word = "ab"; word.size() <= 256; word += word) {
+    words.push_back(word);
+    merges.emplace_back(word.substr(0, word.size() / 2), word.substr(word.size() / 2));
+    if (word.size() == 2) merges.back() = {"a", "b"};
+  }
+  const Tokenizer t = Made(Tiny(words, merges));
+  for (size_t i = 0; i < words.size(); ++i) EXPECT_THAT(Ids(t, words[i]), ElementsAre(static_cast<int32_t>(256 + i)));
+}
+
 // The definition: join the pair of the lowest rank, the leftmost of several, over and over.
 TEST(Tokenizer, MergesLikeTheDefinition) {
   ForAll(300, [](Rng& rng) {
