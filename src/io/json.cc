@@ -154,4 +154,14 @@ std::string Excerpt(std::string_view text, size_t max_bytes) {
   return out;
 }
 
+std::string ExcerptOfKey(std::string_view key, size_t max_bytes) {
+  const std::string quoted = Excerpt(key, max_bytes);
+  return quoted.substr(1, quoted.size() - 2);
+}
+
+std::string ExcerptOfValue(const json& value, size_t max_bytes) {
+  const std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+  return text.size() <= max_bytes ? text : text.substr(0, max_bytes) + "...";
+}
+
 }  // namespace livequant

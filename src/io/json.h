@@ -25,5 +25,9 @@ Result<nlohmann::json> ParseJson(std::string_view text, std::string_view what, c
 // `text` in double quotes for a message: at most max_bytes of it, every byte but printable ASCII as \xNN. Whatever
 // comes from a file goes through here, so that a message is short, printable and valid UTF-8.
 std::string Excerpt(std::string_view text, size_t max_bytes = 64);
+// The same without quotes, for a key inside a path ("layers[0].bass").
+std::string ExcerptOfKey(std::string_view key, size_t max_bytes = 64);
+// The same of a value: its JSON in printable ASCII, \uXXXX where the file has anything else, at most max_bytes of it.
+std::string ExcerptOfValue(const nlohmann::json& value, size_t max_bytes = 80);
 
 }  // namespace livequant

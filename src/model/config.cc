@@ -18,16 +18,10 @@ constexpr int64_t kMostVocab = 1 << 22, kMostHidden = 1 << 17, kMostIntermediate
 constexpr int64_t kMostLayers = 1024, kMostHeads = 1024, kMostHeadDim = 1024;
 constexpr int64_t kMaxRopeTableBytes = int64_t{1} << 30;
 
-// The value as the file wrote it, short enough for one line.
-std::string Shown(const json& v) {
-  std::string s = v.dump(-1, ' ', false, json::error_handler_t::replace);
-  return s.size() <= 80 ? s : s.substr(0, 77) + "...";
-}
-
 bool Absent(const json& object, const char* name) { return !object.contains(name) || object[name].is_null(); }
 
 Status Bad(Code code, const char* name, const json& value, const std::string& limit) {
-  return Status(code, fmt::format("config.json: {} is {}; {}", name, Shown(value), limit));
+  return Status(code, fmt::format("config.json: {} is {}; {}", name, ExcerptOfValue(value), limit));
 }
 
 // An integer in [lo, hi].
@@ -113,7 +107,7 @@ Result<RopeConfig> ParseRope(const json& root, int head_dim) {
         if (!value.is_number() || value.get<double>() != 1.0)
           return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value, "only 1.0 is known here");
       } else if (key != "rope_theta") {
-        return Bad(Code::kUnsupported, fmt::format("{}.{}", name, key).c_str(), value,
+        return Bad(Code::kUnsupported, fmt::format("{}.{}", name, ExcerptOfKey(key)).c_str(), value,
                    "RoPE type \"default\" has no such field");
       }
     }
@@ -147,7 +141,8 @@ Status ParseSpecialIds(const json& root, LlamaConfig& c) {
 
 Result<LlamaConfig> ParseLlamaConfig(std::string_view text) {
   LQ_ASSIGN_OR_RETURN(const json root, ParseJson(text, "config.json", {.max_depth = 32, .max_bytes = 4 << 20}));
-  if (!root.is_object()) return Status(Code::kInvalidArgument, "config.json: an object is needed, got " + Shown(root));
+  if (!root.is_object())
+    return Status(Code::kInvalidArgument, "config.json: an object is needed, got " + ExcerptOfValue(root));
   LQ_RETURN_IF_ERROR(CheckArchitecture(root));
   LQ_RETURN_IF_ERROR(CheckUnsupported(root));
 

@@ -39,28 +39,28 @@ class Object {
     const Json* v = Find(key);
     if (v == nullptr) return {};
     // A number beyond int64 arrives as an unsigned or a float; neither is silently narrowed.
-    if (!v->is_number_integer()) return Bad(At(key), v->dump() + " is not an integer");
+    if (!v->is_number_integer()) return Bad(At(key), ExcerptOfValue(*v) + " is not an integer");
     const bool fits = v->is_number_unsigned() ? v->get<uint64_t>() <= uint64_t{std::numeric_limits<int>::max()}
                                               : v->get<int64_t>() >= std::numeric_limits<int>::min() &&
                                                     v->get<int64_t>() <= std::numeric_limits<int>::max();
-    if (!fits) return Bad(At(key), v->dump() + " does not fit 32 bits");
+    if (!fits) return Bad(At(key), ExcerptOfValue(*v) + " does not fit 32 bits");
     out = v->get<int>();
     return {};
   }
   Status Read(const char* key, float& out) {
     const Json* v = Find(key);
     if (v == nullptr) return {};
-    if (!v->is_number()) return Bad(At(key), v->dump() + " is not a number");
+    if (!v->is_number()) return Bad(At(key), ExcerptOfValue(*v) + " is not a number");
     const double wide = v->get<double>();
     if (!(wide >= -std::numeric_limits<float>::max() && wide <= std::numeric_limits<float>::max()))
-      return Bad(At(key), v->dump() + " is beyond f32");
+      return Bad(At(key), ExcerptOfValue(*v) + " is beyond f32");
     out = static_cast<float>(wide);
     return {};
   }
   Status Read(const char* key, std::string& out) {
     const Json* v = Find(key);
     if (v == nullptr) return {};
-    if (!v->is_string()) return Bad(At(key), v->dump() + " is not a string");
+    if (!v->is_string()) return Bad(At(key), ExcerptOfValue(*v) + " is not a string");
     out = v->get<std::string>();
     return {};
   }
@@ -70,7 +70,7 @@ class Object {
     std::string text;
     const Json* v = Find(key);
     if (v == nullptr) return {};
-    if (!v->is_string()) return Bad(At(key), v->dump() + " is not a string");
+    if (!v->is_string()) return Bad(At(key), ExcerptOfValue(*v) + " is not a string");
     std::string names;
     for (const Enum value : values) {
       if (v->get<std::string>() == Name(value)) {
@@ -79,7 +79,7 @@ class Object {
       }
       names += (names.empty() ? "" : ", ") + std::string(Name(value));
     }
-    return Bad(At(key), v->dump() + ": must be one of " + names);
+    return Bad(At(key), ExcerptOfValue(*v) + ": must be one of " + names);
   }
   Status Done() const {
     for (const auto& [key, value] : json_.items()) {
@@ -89,7 +89,7 @@ class Object {
         known |= k == key;
         all += (all.empty() ? "" : ", ") + k;
       }
-      if (!known) return Bad(At(key.c_str()), "unknown field; known here: " + all);
+      if (!known) return Bad(At(ExcerptOfKey(key).c_str()), "unknown field; known here: " + all);
     }
     return {};
   }
@@ -152,9 +152,17 @@ Status ReadCoding(const Json& json, const std::string& at, TensorCoding& coding)
             "so growing the scale rewrites history; use a static scale, one scale per row, or groups that close "
             "behind an exact tail");
   if (lifetime != LifetimeOf(coding.axis))
-    return Bad(o.At("scale_lifetime"), lifetime + ": scales of the axis " + Name(coding.axis) + " have the lifetime " +
-                                           LifetimeOf(coding.axis));
+    return Bad(o.At("scale_lifetime"), Excerpt(lifetime) + ": scales of the axis " + Name(coding.axis) +
+                                           " have the lifetime " + LifetimeOf(coding.axis));
   return o.Done();
+}
+
+// The preset that the file names at `at`.
+Result<LayerSchema> PresetAt(const std::string& at, const std::string& name, const PresetLookup& preset) {
+  // What a lookup says may repeat the name as it got it; presets have short printable names, which an excerpt keeps.
+  Result<LayerSchema> found = preset(ExcerptOfKey(name));
+  if (!found.ok()) return Status(found.status().code(), "policy " + at + ": " + found.status().message());
+  return found;
 }
 
 // "k" or "v": a preset's name (its coding and closure) or a coding.
@@ -162,10 +170,9 @@ Status ReadTensor(Object& o, const char* key, bool is_key, const PresetLookup& p
   const Json* v = o.Find(key);
   if (v == nullptr) return {};
   if (!v->is_string()) return ReadCoding(*v, o.At(key), is_key ? layer.k : layer.v);
-  const Result<LayerSchema> from = preset(v->get<std::string>());
-  if (!from.ok()) return Status(from.status().code(), "policy " + o.At(key) + ": " + from.status().message());
-  (is_key ? layer.k : layer.v) = is_key ? from->k : from->v;
-  (is_key ? layer.k_closure : layer.v_closure) = is_key ? from->k_closure : from->v_closure;
+  LQ_ASSIGN_OR_RETURN(const LayerSchema from, PresetAt(o.At(key), v->get<std::string>(), preset));
+  (is_key ? layer.k : layer.v) = is_key ? from.k : from.v;
+  (is_key ? layer.k_closure : layer.v_closure) = is_key ? from.k_closure : from.v_closure;
   return {};
 }
 
@@ -185,10 +192,8 @@ Status ReadClosure(Object& o, const char* key, Closure& closure) {
 Status ReadLayerFields(Object& o, const PresetLookup& preset, LayerSchema& layer) {
   std::string base;
   LQ_RETURN_IF_ERROR(o.Read("base", base));
-  if (!base.empty()) {
-    Result<LayerSchema> from = preset(base);
-    if (!from.ok()) return Status(from.status().code(), "policy " + o.At("base") + ": " + from.status().message());
-    layer = *std::move(from);
+  if (o.Find("base") != nullptr) {  // an empty name is no preset either
+    LQ_ASSIGN_OR_RETURN(layer, PresetAt(o.At("base"), base, preset));
   }
   LQ_RETURN_IF_ERROR(ReadTensor(o, "k", true, preset, layer));
   LQ_RETURN_IF_ERROR(ReadTensor(o, "v", false, preset, layer));
@@ -298,13 +303,14 @@ Result<Policy> ReadPolicy(std::string_view text, const CacheShape& shape, const 
   LQ_ASSIGN_OR_RETURN(schema.read_step, ParseContract(contract));
   schema.provenance.scale_source = "none";
   LQ_RETURN_IF_ERROR(o.Read("scale_source", schema.provenance.scale_source));
+  const std::string& source = schema.provenance.scale_source;
+  if (source != "none" && source != "warmup" && source != "dataset")
+    return Bad("scale_source", Excerpt(source) + ": must be none, warmup or dataset");
   LQ_RETURN_IF_ERROR(o.Read("calibration", schema.identity.calibration));
-  if (schema.provenance.scale_source == "dataset" && schema.identity.calibration.empty())
+  if (source == "dataset" && schema.identity.calibration.empty())
     return Bad("calibration", "missing: scales from a dataset need the digest of their artifact");
   LQ_RETURN_IF_ERROR(o.Read("skip", policy.skip));
-  if (!policy.skip.empty())
-    if (const Result<LayerSchema> skip = preset(policy.skip); !skip.ok())
-      return Status(skip.status().code(), "policy skip: " + skip.status().message());
+  if (o.Find("skip") != nullptr) LQ_RETURN_IF_ERROR(PresetAt("skip", policy.skip, preset).status());
   LQ_RETURN_IF_ERROR(o.Done());
 
   schema.rope = shape.rope;
@@ -360,9 +366,7 @@ std::string LayerListText(const std::vector<int>& layers) {
 
 Result<std::vector<int>> ParseLayerList(std::string_view text, int num_layers) {
   std::vector<int> layers;
-  const auto bad = [&](const std::string& why) {
-    return Status(Code::kInvalidArgument, "\"" + std::string(text) + "\": " + why);
-  };
+  const auto bad = [&](const std::string& why) { return Status(Code::kInvalidArgument, Excerpt(text) + ": " + why); };
   const char *at = text.data(), *last = text.data() + text.size();
   const auto number = [&](int& out) {
     const auto [end, error] = std::from_chars(at, last, out);

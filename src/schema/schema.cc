@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "io/file.h"
+#include "io/json.h"
 #include "schema/names.h"
 
 namespace livequant {
@@ -334,7 +335,7 @@ Result<int> ParseContract(const std::string& name) {
     // chunk:1 is stepwise under another name, and one contract has one name.
     if (error == std::errc() && end == last && *first != '0' && rows > 1 && rows < kPromptReadStep) return rows;
   }
-  return Status(Code::kInvalidArgument, "contract \"" + name + "\": must be stepwise, prompt or chunk:N with N in 2.." +
+  return Status(Code::kInvalidArgument, "contract " + Excerpt(name) + ": must be stepwise, prompt or chunk:N with N in 2.." +
                                             std::to_string(kPromptReadStep - 1));
 }
 

@@ -138,6 +138,10 @@ TEST(Json, ExcerptIsPrintableAndBounded) {
   EXPECT_EQ(Excerpt("abc"), "\"abc\"");
   EXPECT_EQ(Excerpt("a\n\xff"), "\"a\\x0a\\xff\"");
   EXPECT_EQ(Excerpt("abcdef", 3), "\"abc...\"");
+  EXPECT_EQ(ExcerptOfKey("a\n\xff"), "a\\x0a\\xff");
+  EXPECT_EQ(ExcerptOfKey("abcdef", 3), "abc...");
+  EXPECT_EQ(ExcerptOfValue({{"k", "\x1b\x7f\xC3\xA9"}}), "{\"k\":\"\\u001b\\u007f\\u00e9\"}");
+  EXPECT_EQ(ExcerptOfValue("\xC3\xA9\xC3\xA9", 4), "\"\\u0...");
 }
 
 }  // namespace

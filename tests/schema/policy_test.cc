@@ -123,6 +123,9 @@ TEST(Policy, RefusalsNameThePlace) {
       {R"({"version": 1, "layers": [{"layers": "0-6", "base": "f16"}]})", bad, {"layer 7", "base"}},
       {R"({"version": 1, "k": "f16"})", bad, {"layer 0", "k and v"}},
       {R"({"version": 1, "base": "nope"})", Code::kNotFound, {"base", "nope"}},
+      {R"({"version": 1, "base": ""})", Code::kNotFound, {"base", "does not exist"}},
+      {R"({"version": 1, "base": "f16", "skip": ""})", Code::kNotFound, {"skip", "does not exist"}},
+      {R"({"version": 1, "base": "f16", "scale_source": ""})", bad, {"scale_source", "\"\"", "dataset"}},
       {R"({"version": 1, "base": "f16", "bass": 1})", bad, {"bass", "unknown field", "pinned_rows"}},
       {R"({"version": 1, "base": "f16", "base": "kivi2"})", bad, {"base"}},
       {R"({"version": 1, "base": 3})", bad, {"base", "3", "not a string"}},
@@ -173,6 +176,24 @@ TEST(Policy, RefusalsNameThePlace) {
   EXPECT_FALSE(ReadPolicy(R"({"version": 1, "base": "f16"})",
                           {.num_layers = 0, .num_kv_heads = 2, .head_dim = 64, .rope = {}}, Lookup)
                    .ok());
+}
+
+// Keys, values and names come from a file and go to terminals and replies.
+TEST(Policy, RefusalsArePrintableAndShort) {
+  const std::string foreign = "\\u001b[2J\xC3\xA9" + std::string(5000, 'x');
+  for (const std::string& field : std::vector<std::string>{
+           "\"" + foreign + "\": 1", "\"base\": \"" + foreign + "\"", "\"k\": \"" + foreign + "\"",
+           "\"skip\": \"" + foreign + "\"", "\"window\": \"" + foreign + "\"", "\"contract\": \"" + foreign + "\"",
+           "\"scale_source\": \"" + foreign + "\"", "\"k_stage\": \"" + foreign + "\"",
+           "\"k\": {\"scale_lifetime\": \"" + foreign + "\"}", "\"layers\": [{\"layers\": \"" + foreign + "\"}]"}) {
+    const bool is_base = field.starts_with("\"base");
+    const Result<Policy> p =
+        Read("{\"version\": 1, " + (is_base ? "" : std::string("\"base\": \"f16\", ")) + field + "}");
+    ASSERT_FALSE(p.ok()) << field;
+    const std::string& message = p.status().message();
+    EXPECT_LT(message.size(), 600u);
+    for (const char c : message) EXPECT_TRUE(c >= 0x20 && c < 0x7F) << message;
+  }
 }
 
 TEST(RunningMaximum, IsRefusedWithTheReason) {
