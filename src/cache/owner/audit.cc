@@ -13,8 +13,6 @@
 namespace livequant {
 namespace {
 
-std::string Text(int64_t value) { return std::to_string(value); }
-
 // Bytes of one page of a plane by what they hold.
 struct PageCost {
   int64_t row = 0;  // codes, or exact values, of one row

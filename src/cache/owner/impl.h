@@ -1,5 +1,5 @@
-// cache/owner/impl.h: the state behind Owner, shared by owner.cc (transitions) and audit.cc (census, invariants). Not
-// for others.
+// cache/owner/impl.h: the state behind Owner, shared by owner.cc (pools, views, reading), sequences.cc and txn.cc (the
+// transitions) and audit.cc (census, invariants). Not for others.
 //
 // Everything here is guarded by `mutex`, except what a lease or a transaction lets its holder read without it: the
 // SeqRows of its view, the table entries that they name, and the lists of its own transaction.
@@ -16,6 +16,14 @@
 #include "cache/owner/tables.h"
 
 namespace livequant {
+
+inline constexpr int kSlotBits = 16;  // of a TxnId: the rest is a serial number
+
+inline std::string Text(int64_t value) { return std::to_string(value); }
+inline int32_t AlignDown(int32_t value, int32_t to) { return value / to * to; }
+inline int64_t CeilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
+// Sequence slot of an id; ids of one slot differ by the number of slots.
+inline int SlotOf(SeqId seq, size_t slots) { return static_cast<int>(seq % slots); }
 
 // Positions [from, to).
 struct RowRange {
