@@ -144,6 +144,21 @@ TEST(LlamaConfig, RefusesEveryBadFieldByNameValueAndLimit) {
   }
 }
 
+// Keys and values come from a file and go to terminals and replies.
+TEST(LlamaConfig, RefusalsArePrintable) {
+  std::string foreign = "\x1b[2J\x7f";
+  for (int i = 0; i < 60; ++i) foreign += "\xC3\xA9";  // so that a cut may fall inside a character
+  for (const auto& [field, value] :
+       {std::pair<std::string, json>("hidden_act", foreign), {"rope_scaling", json{{foreign, 1}}}}) {
+    json j = Embedded();
+    j[field] = value;
+    const auto c = ParseLlamaConfig(j.dump());
+    ASSERT_FALSE(c.ok());
+    EXPECT_THAT(c.status().message(), HasSubstr(field));
+    for (const char byte : c.status().message()) EXPECT_TRUE(byte >= 0x20 && byte < 0x7F) << c.status().message();
+  }
+}
+
 TEST(LlamaConfig, HeadSizeMustFollowFromHiddenSizeWhereItIsAbsent) {
   json j = Embedded();
   j.erase("head_dim");
