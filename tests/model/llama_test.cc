@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -180,8 +181,9 @@ TEST(Llama, EmbeddedModelMatchesItsReferenceLogits) {
   for (size_t i = 0; i < 16; ++i) EXPECT_NEAR(logits[i], golden.j["logits_first16"][i].get<double>(), 2e-3) << i;
   std::vector<int32_t> order(logits.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int32_t>(i);
-  std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
-    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x != y ? x > y : a < b;
   });
   double worst = 0;
   for (size_t i = 0; i < 10; ++i) {
