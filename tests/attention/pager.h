@@ -265,8 +265,7 @@ class TestCache {
     const int64_t width = int64_t{schema_.num_kv_heads} * d;
     for (int j = begin; j < end;) {
       // A group that a later truncate cut was closed over its old rows: those past `end` are someone's dead rows.
-      const int group_end = j / rows * rows + (j % rows / f.coding.group + 1) * f.coding.group * by_group;
-      const int stop = by_group ? group_end : end;
+      const int stop = by_group ? j / rows * rows + (j % rows / f.coding.group + 1) * f.coding.group : end;
       std::vector<float> part(static_cast<size_t>((stop - j) * d));
       for (int r = j; r < stop; ++r)
         for (int c = 0; c < d; ++c) {

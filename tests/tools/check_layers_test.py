@@ -12,7 +12,8 @@ PLANTS = [
     ("numeric/dtype.h", '#include "schema/schema.h"', "numeric includes schema"),
     ("cache/owner/owner.h", '#include "kernels/matmul.h"', "owner includes kernels"),
     ("cache/owner/owner.h", "inline double Weight() { return 1.0; }", "never sees a float"),
-    ("quant/CMakeLists.txt", "lq_library(stray SRCS x.cc DEPS lq::base)\nlq_library(numeric SRCS x.cc DEPS lq::kv)", "lq::kv"),
+    ("numeric/CMakeLists.txt", "lq_library(numeric SRCS x.cc DEPS lq::kv)", "DEPS names lq::kv"),
+    ("text/CMakeLists.txt", "lq_library(text SRCS x.cc DEPS lq::base)", "text includes io"),
     ("model/llama.h", "#include <CLI/CLI.hpp>", "belongs to apps"),
 ]
 
