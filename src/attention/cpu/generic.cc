@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "attention/cpu/workspace.h"
 #include "kernels/cpu/targets.h"
@@ -210,23 +211,34 @@ void LoadSegment(const Block& b, int tensor, int segment, int64_t tile, const Hu
   load({end, end});
 }
 
-// The address of rows [begin, end) of one form where they lie side by side in one page as native values, are all read
-// by the block's only query and need no rotation; else nullptr, and they are decoded first. The values, and so all
-// bits, are the same either way.
-const std::byte* NativeRows(const Block& b, int tensor, int segment, const Hull& hull, int64_t begin, int64_t end) {
+// Blocks of few query rows read native rows where they lie, and score keys without a transposed copy; the others are
+// worth a decoded tile. Full vectors of 16 lanes only.
+constexpr int kFewRows = 6;
+HWY_INLINE bool IsSmall(const Block& b) { return kLanes == 16 && b.rows <= kFewRows && b.dim % (4 * kLanes) == 0; }
+// Head sizes that ScoreKeys is compiled for: with a stride known at compile time its addresses need no registers.
+HWY_INLINE bool IsSmallKeys(const Block& b) { return IsSmall(b) && (b.dim == 64 || b.dim == 128); }
+
+// The address of the rows of one form from `begin` on, as far as they lie side by side in one page as native values,
+// are all read by the block's only query and need no rotation: `*count` rows, not beyond `end`. Else nullptr, and they
+// are decoded first. The values, and so all bits, are the same either way.
+const std::byte* NativeRows(const Block& b, int tensor, int segment, const Hull& hull, int64_t begin, int64_t end,
+                            int64_t* count) {
   const AttentionCall& call = *b.call;
   const int form = segment == kCodedRows ? kCoded : kExact;
   const BlockFormat& f = call.plan->format[tensor][form];
-  if (kLanes != 16 || b.queries != 1 || b.rows > 6 || f.coding.kind != CodeKind::kNative || b.dim % (4 * kLanes) != 0)
-    return nullptr;
+  if (!IsSmall(b) || b.queries != 1 || f.coding.kind != CodeKind::kNative) return nullptr;
   if (tensor == kK && segment != kPinnedRows && call.plan->schema.k_stage == RopeStage::kPre) return nullptr;
-  if (begin < hull.rows.begin || end > hull.rows.end || (form == kExact && end > b.step_first)) return nullptr;
-  const int i = FindEntry(b, tensor, form, begin), count = call.view.seq[b.item->sequence].entries[tensor][form];
-  if (i >= count) return nullptr;
+  end = std::min(end, hull.rows.end);
+  if (form == kExact) end = std::min(end, b.step_first);
+  if (begin < hull.rows.begin || begin >= end) return nullptr;
+  const int entries = call.view.seq[b.item->sequence].entries[tensor][form], i = FindEntry(b, tensor, form, begin);
+  if (i >= entries) return nullptr;
   const Entry& e = call.view.entry(b.item->sequence, tensor, form, i);
   const int64_t page_rows = call.view.plane[tensor][form].rows, base = e.start / page_rows * page_rows;
-  if (e.start > begin || base + page_rows < end) return nullptr;
-  if (i + 1 < count && call.view.entry(b.item->sequence, tensor, form, i + 1).start < end) return nullptr;
+  end = std::min(end, base + page_rows);
+  if (i + 1 < entries) end = std::min<int64_t>(end, call.view.entry(b.item->sequence, tensor, form, i + 1).start);
+  if (e.start > begin || begin >= end) return nullptr;
+  *count = end - begin;
   return call.view.head_block(tensor, form, e.page, b.item->head) + (begin - base) * f.block.row_bytes;
 }
 
@@ -293,6 +305,154 @@ void Transpose(const T* rows, int64_t stride, int count, int channels, float* ke
   }
 #endif
 }
+
+// ---- scores of few query rows, straight from rows of keys ----
+
+#if HWY_TARGET != HWY_SCALAR && HWY_MAX_BYTES >= 64
+// 128-bit block i is the 16 bytes at p + i * stride. Blended as 32-bit lanes, for which a load and a blend are one.
+template <class D>
+HWY_INLINE hn::Vec<D> GatherBlocks(D d, const hn::TFromD<D>* p, int64_t stride) {
+  const hn::Repartition<uint32_t, D> d32;
+  auto load = [&](int i) HWY_ATTR { return hn::BitCast(d32, hn::LoadDup128(d, p + i * stride)); };
+  auto from = [&](size_t lane) HWY_ATTR { return hn::Not(hn::FirstN(d32, lane)); };
+  auto v = hn::IfThenElse(from(4), load(1), load(0));
+  v = hn::IfThenElse(from(8), load(2), v);
+  return hn::BitCast(d, hn::IfThenElse(from(12), load(3), v));
+}
+
+// Rows of keys that a step of ScoreKeys takes, and the channels it takes of each: one 128-bit block.
+template <class T>
+constexpr int kKeyRows = sizeof(T) == 4 ? 16 : 32;
+template <class T>
+constexpr int kKeyChannels = 16 / sizeof(T);
+
+// fn(channel, vector, lanes): the block of kKeyRows rows x kKeyChannels channels at p, transposed; vector v of a
+// channel holds rows 16 v .. 16 v + 15. Channels rise.
+template <int64_t stride, class Fn>
+HWY_INLINE void ForKeys(const float* p, Fn&& fn) {
+  const DF df;
+  const hn::Repartition<double, DF> dd;
+  const VF a0 = GatherBlocks(df, p, 4 * stride), a1 = GatherBlocks(df, p + stride, 4 * stride);
+  const VF a2 = GatherBlocks(df, p + 2 * stride, 4 * stride), a3 = GatherBlocks(df, p + 3 * stride, 4 * stride);
+  const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1)),
+             t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
+  const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1)),
+             t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
+  fn(0, 0, hn::BitCast(df, hn::InterleaveLower(dd, t0, t1)));
+  fn(1, 0, hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)));
+  fn(2, 0, hn::BitCast(df, hn::InterleaveLower(dd, t2, t3)));
+  fn(3, 0, hn::BitCast(df, hn::InterleaveUpper(dd, t2, t3)));
+}
+template <int64_t stride, class T, class Fn>
+HWY_INLINE void ForKeys(const T* rows, Fn&& fn) {
+  const hn::Repartition<uint16_t, DF> d16;
+  const hn::Repartition<uint32_t, DF> d32;
+  const hn::Repartition<uint64_t, DF> d64;
+  const auto* p = reinterpret_cast<const uint16_t*>(rows);
+  // 16-bit lanes until the end. Vector i holds rows i, i + 8, i + 16, i + 24 where halves of the transposed vector are
+  // converted (f16); where its even and odd quarters are (bf16), rows i, i + 4, i + 8, i + 12 and for i >= 4 16 more.
+  constexpr bool kHalves = std::is_same_v<T, hwy::float16_t>;
+  constexpr int kStep = kHalves ? 8 : 4;
+  auto load = [&](int i)
+                  HWY_ATTR { return GatherBlocks(d16, p + (kHalves || i < 4 ? i : i + 12) * stride, kStep * stride); };
+  const auto a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3), a4 = load(4), a5 = load(5), a6 = load(6),
+             a7 = load(7);
+  auto emit = [&](int c, auto v) HWY_ATTR {
+    const auto bits = hn::BitCast(d16, v);
+    if constexpr (kHalves) {
+      const hn::Rebind<hwy::float16_t, DF> half;
+      const auto values = hn::BitCast(hn::Repartition<hwy::float16_t, DF>(), bits);
+      fn(c, 0, hn::PromoteTo(DF(), hn::LowerHalf(half, values)));
+      fn(c, 1, hn::PromoteTo(DF(), hn::UpperHalf(half, values)));
+    } else {
+      const auto zero = hn::Zero(d16);
+      fn(c, 0, hn::BitCast(DF(), hn::InterleaveLower(d16, zero, bits)));
+      fn(c, 1, hn::BitCast(DF(), hn::InterleaveUpper(d16, zero, bits)));
+    }
+  };
+  auto quarter = [&](int c, auto b0, auto b1, auto b2, auto b3) HWY_ATTR {  // pairs of rows: two channels each
+    const auto low = hn::BitCast(d64, hn::InterleaveLower(d32, b0, b1)),
+               high = hn::BitCast(d64, hn::InterleaveLower(d32, b2, b3));
+    emit(c, hn::InterleaveLower(d64, low, high));
+    emit(c + 1, hn::InterleaveUpper(d64, low, high));
+    const auto low2 = hn::BitCast(d64, hn::InterleaveUpper(d32, b0, b1)),
+               high2 = hn::BitCast(d64, hn::InterleaveUpper(d32, b2, b3));
+    emit(c + 2, hn::InterleaveLower(d64, low2, high2));
+    emit(c + 3, hn::InterleaveUpper(d64, low2, high2));
+  };
+  auto lower = [&](auto x, auto y) HWY_ATTR { return hn::BitCast(d32, hn::InterleaveLower(d16, x, y)); };
+  auto upper = [&](auto x, auto y) HWY_ATTR { return hn::BitCast(d32, hn::InterleaveUpper(d16, x, y)); };
+  quarter(0, lower(a0, a1), lower(a2, a3), lower(a4, a5), lower(a6, a7));
+  quarter(4, upper(a0, a1), upper(a2, a3), upper(a4, a5), upper(a6, a7));
+}
+
+// kGroups * kKeyRows rows: enough chains at once to hide the latency of one.
+template <int M, int kDim, int kGroups, class T>
+HWY_NOINLINE void ScoreGroups(const float* HWY_RESTRICT q, const T* HWY_RESTRICT keys, float* HWY_RESTRICT out,
+                              int64_t out_stride) {
+  const DF df;
+  constexpr int kVectors = kKeyRows<T> / kLanes;
+  VF acc[kGroups][kVectors][M];
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) acc[g][v][m] = hn::Zero(df);
+  for (int c = 0; c < kDim; c += kKeyChannels<T>) {
+#pragma GCC unroll 8
+    for (int g = 0; g < kGroups; ++g) {
+      ForKeys<kDim>(keys + g * kKeyRows<T> * kDim + c, [&](int i, int v, VF k) HWY_ATTR {
+#pragma GCC unroll 8
+        for (int m = 0; m < M; ++m) acc[g][v][m] = hn::MulAdd(hn::Set(df, q[m * kDim + c + i]), k, acc[g][v][m]);
+      });
+    }
+  }
+#pragma GCC unroll 8
+  for (int g = 0; g < kGroups; ++g)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v)
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) hn::StoreU(acc[g][v][m], df, out + m * out_stride + (g * kVectors + v) * kLanes);
+}
+
+template <int M, int kDim, class T>
+void ScoreKeysOf(const float* q, const T* keys, int64_t count, float* out, int64_t out_stride) {
+  constexpr int kGroups = (M <= 2 ? 64 : 32) / kKeyRows<T>;
+  int64_t j = 0;
+  for (; j + kGroups * kKeyRows<T> <= count; j += kGroups * kKeyRows<T>)
+    ScoreGroups<M, kDim, kGroups>(q, keys + j * kDim, out + j, out_stride);
+  for (; j < count; j += kKeyRows<T>) ScoreGroups<M, kDim, 1>(q, keys + j * kDim, out + j, out_stride);
+}
+
+template <int kDim, class T>
+void ScoreKeysDim(int rows, const float* q, const T* keys, int64_t count, float* out, int64_t out_stride) {
+  while (rows > 0) {
+    const int m = rows <= 4 ? rows : 3;
+    if (m == 1) ScoreKeysOf<1, kDim>(q, keys, count, out, out_stride);
+    if (m == 2) ScoreKeysOf<2, kDim>(q, keys, count, out, out_stride);
+    if (m == 3) ScoreKeysOf<3, kDim>(q, keys, count, out, out_stride);
+    if (m == 4) ScoreKeysOf<4, kDim>(q, keys, count, out, out_stride);
+    rows -= m, q += m * kDim, out += m * out_stride;
+  }
+}
+
+// out[m][j] = chain over channels of fma(q[m][c], keys[j][c], .), from 0, for `rows` <= kFewRows rows of queries and
+// `count` rows of keys, a multiple of kKeyRows<T>; both [.][dim], dim one of those of IsSmallKeys.
+template <class T>
+void ScoreKeys(int rows, const float* q, const T* keys, int64_t count, int dim, float* out, int64_t out_stride) {
+  if (dim == 64) return ScoreKeysDim<64>(rows, q, keys, count, out, out_stride);
+  LQ_CHECK(dim == 128);
+  ScoreKeysDim<128>(rows, q, keys, count, out, out_stride);
+}
+#else
+template <class T>
+constexpr int kKeyRows = 16;
+template <class T>
+void ScoreKeys(int, const float*, const T*, int64_t, int, float*, int64_t) {
+  LQ_CHECK(false);  // IsSmallKeys is false
+}
+#endif
 
 HWY_INLINE VF LoadAsF32(const float* p) { return hn::LoadU(DF(), p); }
 template <class T>
@@ -390,18 +550,27 @@ void TileScores(const Block& b, int64_t tile, float* score) {
     const int64_t stride = used == 1 ? kLeafRows : kTileRows;
     // Whole vectors of keys: tiles start at multiples of 128.
     const int64_t end = (hull[s].rows.end + kVirtual - 1) / kVirtual * kVirtual;
-    for (int64_t at = hull[s].rows.begin / kVirtual * kVirtual; at < end; at += chunk) {
-      const int64_t count = std::min(chunk, end - at);
-      if (const std::byte* native = NativeRows(b, kK, s, hull[s], at, at + count)) {
+    const float* q = b.thread->q + int64_t{first} * b.padded;
+    int64_t count = 0;
+    for (int64_t at = hull[s].rows.begin / kVirtual * kVirtual; at < end; at += count) {
+      float* to = out + first * stride + (at - tile);
+      if (const std::byte* native = !IsSmallKeys(b) ? nullptr : NativeRows(b, kK, s, hull[s], at, end, &count)) {
+        int64_t taken = 0;
         WithNative(b.call->plan->format[kK][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
-                   [&](const auto* p)
-                       HWY_ATTR { Transpose(p, b.dim, static_cast<int>(count), b.dim, b.thread->keys); });
-      } else {
-        LoadSegment(b, kK, s, tile, hull[s], at, at + count);
-        Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
+                   [&]<class T>(const T* p) HWY_ATTR {
+                     taken = count / kKeyRows<T> * kKeyRows<T>;
+                     if (taken > 0) ScoreKeys(rows, q, p, taken, b.dim, to, stride);
+                   });
+        if ((count = taken) > 0) continue;
       }
-      TileGemm(b.thread->q + int64_t{first} * b.padded, b.padded, b.thread->keys, count,
-               out + first * stride + (at - tile), stride, rows, count, b.dim, /*accumulate=*/false);
+      count = std::min(chunk, end - at);
+      LoadSegment(b, kK, s, tile, hull[s], at, at + count);
+      if (IsSmallKeys(b)) {
+        ScoreKeys(rows, q, b.thread->rows, count, b.dim, to, stride);
+        continue;
+      }
+      Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
+      TileGemm(q, b.padded, b.thread->keys, count, to, stride, rows, count, b.dim, /*accumulate=*/false);
     }
     if (used > 1) SelectRows(b, kK, s, tile, hull[s], out, stride, score, kLeafRows);
   }
@@ -422,9 +591,9 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
       SelectRows(b, kV, s, tile, hull[s], weight, kLeafRows, b.thread->mixed, kTileRows);
       a = b.thread->mixed, stride = kTileRows;
     }
-    for (int64_t at = hull[s].rows.begin; at < hull[s].rows.end; at += chunk) {
-      const int64_t count = std::min(chunk, hull[s].rows.end - at);
-      if (const std::byte* native = NativeRows(b, kV, s, hull[s], at, at + count)) {
+    int64_t count = 0;
+    for (int64_t at = hull[s].rows.begin; at < hull[s].rows.end; at += count) {
+      if (const std::byte* native = NativeRows(b, kV, s, hull[s], at, hull[s].rows.end, &count)) {
         WithNative(b.call->plan->format[kV][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
                    [&](const auto* p) HWY_ATTR {
                      NativeValues(rows, a + first * stride + (at - tile), stride, p, b.dim, count,
@@ -432,6 +601,7 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
                    });
         continue;
       }
+      count = std::min(chunk, hull[s].rows.end - at);
       LoadSegment(b, kV, s, tile, hull[s], at, at + count);
       TileGemm(a + first * stride + (at - tile), stride, b.thread->rows, b.padded, out + int64_t{first} * b.padded,
                b.padded, rows, b.padded, count, /*accumulate=*/true);
