@@ -203,6 +203,12 @@ HWY_INLINE void RowTile(int rows, const float* x, int64_t x_stride, const std::b
     Panels<kType, kRows, kPanels>(x, x_stride, w + p * panel_bytes, panel_bytes, y + p * kPanel, y_stride, k,
                                   accumulate);
   }
+  if constexpr (kPanels == 4) {
+    if (p + 2 <= whole) {
+      Panels<kType, kRows, 2>(x, x_stride, w + p * panel_bytes, panel_bytes, y + p * kPanel, y_stride, k, accumulate);
+      p += 2;
+    }
+  }
   for (; p < whole; ++p) {
     Panels<kType, kRows, 1>(x, x_stride, w + p * panel_bytes, panel_bytes, y + p * kPanel, y_stride, k, accumulate);
   }
@@ -342,13 +348,18 @@ void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> 
 
   // Tuned by bench/kernels_bench: a group of panels (256 outputs) fills a quarter of a 1 MiB L2 with one k block of
   // bf16, and 96 rows share each pass over it. Below about 128 KiB of W for one row, waking a thread costs more than it
-  // gives. Few rows are read-bound and short: groups of 4 panels share out more evenly.
+  // gives. Few rows are read-bound and short: each thread gets one contiguous range, which it streams. The caller
+  // nearly always takes index 0 before a worker does, so with two threads a range stays with its thread from step to
+  // step.
   constexpr int64_t kRowBlock = 96;
   const int threads = pool.threads();
   const int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;
-  int64_t group = x.rows <= 4 ? 4 : 8;
-  if (const int64_t share = (panels * row_blocks + threads - 1) / threads; share < group)
-    group = (share + 3) / 4 * 4;  // 4 panels: what one row takes at once
+  int64_t group = 8;
+  if (x.rows <= 4) {
+    group = (panels + threads - 1) / threads;
+  } else if (const int64_t share = (panels * row_blocks + threads - 1) / threads; share < group) {
+    group = (share + 3) / 4 * 4;
+  }
   const int64_t groups = (panels + group - 1) / group;
   const auto kernel = HWY_DYNAMIC_DISPATCH(MatMulBlock);
   const auto task = [&](int64_t index, int) {
