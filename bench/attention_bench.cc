@@ -169,7 +169,7 @@ void Run(benchmark::State& state, int count) {
 void BM_Decode(benchmark::State& state) { Run(state, 1); }
 BENCHMARK(BM_Decode)
     ->ArgNames({"format", "dim", "group", "context", "threads"})
-    ->ArgsProduct({benchmark::CreateDenseRange(0, 8, 1), {64}, {2}, {1024}, {1}})
+    ->ArgsProduct({benchmark::CreateDenseRange(0, 8, 1), {64}, {2}, {1024}, {1, 2}})
     ->ArgsProduct({{1, 4, 5}, {128}, {4}, {4096}, {1, 2}})
     ->Unit(benchmark::kMicrosecond)
     ->UseRealTime();

@@ -263,35 +263,22 @@ HWY_INLINE hn::Vec<D> LoadBlocks(D d, const hn::TFromD<D>* p, int64_t stride) {
                        LoadBlocks(half, p, stride));
   }
 }
-HWY_INLINE VF LoadBlocksAsF32(const float* p, int64_t stride) { return LoadBlocks(DF(), p, stride); }
-template <class T>
-HWY_INLINE VF LoadBlocksAsF32(const T* p, int64_t stride) {
-  const auto bits = LoadBlocks(hn::Rebind<uint16_t, DF>(), reinterpret_cast<const uint16_t*>(p), stride);
-  return hn::PromoteTo(DF(), hn::BitCast(hn::Rebind<T, DF>(), bits));
-}
 #endif
 
-// rows [count][stride] x channels, f32, f16 or bf16 -> keys[channel][count] f32; count is a multiple of 16.
-template <class T>
-void Transpose(const T* rows, int64_t stride, int count, int channels, float* keys) {
+// rows [count][stride] x channels -> keys[channel][count]; count is a multiple of 16.
+void Transpose(const float* rows, int64_t stride, int count, int channels, float* keys) {
 #if HWY_TARGET == HWY_SCALAR
   for (int c = 0; c < channels; ++c)
-    for (int r = 0; r < count; ++r) {
-      if constexpr (sizeof(T) == 4) {
-        keys[c * count + r] = rows[r * stride + c];
-      } else {
-        keys[c * count + r] = hn::GetLane(hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<T, DF>(), rows + r * stride + c)));
-      }
-    }
+    for (int r = 0; r < count; ++r) keys[c * count + r] = rows[r * stride + c];
 #else
   const DF df;
   const hn::Repartition<double, DF> dd;
   static_assert(kLanes >= 4, "a block is four floats");
   for (int c = 0; c < channels; c += 4) {
     for (int r = 0; r < count; r += kLanes) {
-      const T* p = rows + r * stride + c;
-      const VF a0 = LoadBlocksAsF32(p, stride), a1 = LoadBlocksAsF32(p + stride, stride);
-      const VF a2 = LoadBlocksAsF32(p + 2 * stride, stride), a3 = LoadBlocksAsF32(p + 3 * stride, stride);
+      const float* p = rows + r * stride + c;
+      const VF a0 = LoadBlocks(df, p, stride), a1 = LoadBlocks(df, p + stride, stride);
+      const VF a2 = LoadBlocks(df, p + 2 * stride, stride), a3 = LoadBlocks(df, p + 3 * stride, stride);
       const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1));
       const auto t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
       const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1));
@@ -418,7 +405,7 @@ HWY_NOINLINE void ScoreGroups(const float* HWY_RESTRICT q, const T* HWY_RESTRICT
 
 template <int M, int kDim, class T>
 void ScoreKeysOf(const float* q, const T* keys, int64_t count, float* out, int64_t out_stride) {
-  constexpr int kGroups = (M <= 2 ? 64 : 32) / kKeyRows<T>;
+  constexpr int kGroups = 32 / kKeyRows<T>;
   int64_t j = 0;
   for (; j + kGroups * kKeyRows<T> <= count; j += kGroups * kKeyRows<T>)
     ScoreGroups<M, kDim, kGroups>(q, keys + j * kDim, out + j, out_stride);
