@@ -19,10 +19,6 @@ build() {  # preset [targets...]
   cmake --build --preset "$preset" -j "$jobs" ${@:+--target "$@"}
 }
 
-stage "release binary"
-cmake --preset release -DLIVEQUANT_BENCH=$([ "$mode" = --full ] && echo ON || echo OFF) >/dev/null
-cmake --build --preset release -j "$jobs"
-
 stage "dev suite"
 build dev
 ctest --preset dev -j "$jobs"
@@ -37,11 +33,13 @@ build tsan base_test pages_test owner_test kv_test
 ctest --preset tsan -j 1 -R '^(base|pages|owner|kv)$'
 
 stage "fuzz targets, 20 s each"
-build fuzz
+build fuzz fuzzers
 scripts/fuzz.sh 20
 
 if [ "$mode" = --full ]; then
   stage "release check"
+  cmake --preset release -DLIVEQUANT_BENCH=ON >/dev/null
+  cmake --build --preset release -j "$jobs"
   python3 tools/release_check.py
 fi
 stage "all passed"
