@@ -25,11 +25,12 @@ class Check:
         self.release, self.dev = args.build / "release", args.build / "dev"
         self.rows, self.failed = [], 0
         self.data = {}
+        self.commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
 
     def row(self, name, good, seen, kind="promise"):
         verdict = "pass" if good else ("missed" if kind == "speed" else "FAIL")
         self.failed += not good and kind != "speed"
-        self.rows.append((name, verdict, seen))
+        self.rows.append([name, verdict, seen, self.commit])
         print(f"{verdict:6s} {name}: {seen}", flush=True)
 
     def livequant(self, *args):
@@ -81,6 +82,8 @@ class Check:
         tail = [l for l in done.stdout.split("\n") if l.strip()]
         self.data["owner"] = done.stdout[-6000:]
         self.row("random owner test, 2 million operations", done.returncode == 0, f"{time.monotonic() - start:.0f} s; {tail[-1] if tail else ''}")
+
+    def plants(self):
         plants = list(self.dev.glob("tests/cache/owner/*plants_test"))
         for program in plants:
             done = subprocess.run([program], capture_output=True, text=True)
@@ -102,20 +105,25 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/results")
-    ap.add_argument("--only", default="reference,quality,ledger,owner,step")
+    ap.add_argument("--only", default="reference,quality,ledger,owner,plants,step",
+                    help="checks to run; rows of the others stay as they were")
     args = ap.parse_args()
     check = Check(args)
     for name in args.only.split(","):
         print(f"-- {name}", flush=True)
         getattr(check, name)()
-    commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     cpu = next((l.split(":")[1].strip() for l in open("/proc/cpuinfo") if l.startswith("model name")), platform.machine())
     args.out.mkdir(parents=True, exist_ok=True)
-    head = f"Commit {commit}, {datetime.date.today()}, {os.cpu_count()} x {cpu}. Command: `scripts/test.sh --full`."
-    table = "\n".join(f"| {n} | {v} | {s} |" for n, v, s in check.rows)
-    (args.out / "release.md").write_text(f"# Release check\n\n{head}\n\n| promise | verdict | seen |\n|---|---|---|\n{table}\n")
-    (args.out / "release.json").write_text(json.dumps({"head": head, "rows": check.rows, **check.data}, indent=1) + "\n")
-    print(f"{sum(v == 'pass' for _, v, _ in check.rows)} passed, {check.failed} failed")
+    kept = args.out / "release.json"
+    old = json.loads(kept.read_text()) if kept.exists() else {"rows": []}
+    fresh = {r[0]: r for r in check.rows}
+    order = [r[0] for r in old["rows"]] + [r[0] for r in check.rows]
+    rows = [fresh.get(n) or next(r for r in old["rows"] if r[0] == n) for n in dict.fromkeys(order)]
+    head = f"{datetime.date.today()}, {os.cpu_count()} x {cpu}. Command: `scripts/test.sh --full` (`tools/release_check.py`); each row names its commit."
+    table = "\n".join(f"| {' | '.join(map(str, r))} |" for r in rows)
+    (args.out / "release.md").write_text(f"# Release check\n\n{head}\n\n| promise | verdict | seen | commit |\n|---|---|---|---|\n{table}\n")
+    kept.write_text(json.dumps({**old, "head": head, "rows": rows, **check.data}, indent=1) + "\n")
+    print(f"{sum(v == 'pass' for _, v, *_ in check.rows)} passed, {check.failed} failed")
     sys.exit(1 if check.failed else 0)
 
 
