@@ -35,7 +35,9 @@ class Check:
 
     def livequant(self, *args):
         start = time.monotonic()
-        done = subprocess.run([self.release / "livequant", *map(str, args), "--json"], capture_output=True, text=True)
+        model = ["-m", MODEL.relative_to(ROOT)] if args[0] == "eval" else []
+        command = [os.path.relpath(self.release / "livequant", ROOT), *args, *model, "--json"]  # results name no machine's folders
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
         if done.returncode != 0:
             raise RuntimeError(f"livequant {args}: exit {done.returncode}: {done.stderr}")
         return json.loads(done.stdout), time.monotonic() - start
@@ -93,7 +95,8 @@ class Check:
         self.row("planted bugs were run", bool(plants), f"{len(plants)} program")
 
     def step(self):
-        done = subprocess.run([self.release / "bench/step_bench", MODEL, "1024", str(min(2, os.cpu_count()))], capture_output=True, text=True)
+        done = subprocess.run([self.release / "bench/step_bench", MODEL.relative_to(ROOT), "1024", str(min(2, os.cpu_count()))], capture_output=True, text=True,
+                              cwd=ROOT)
         r = json.loads(done.stdout)
         self.data["step"] = r
         for x in r["results"]:
@@ -103,7 +106,7 @@ class Check:
 
 def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
+    ap.add_argument("--build", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build")
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/results")
     ap.add_argument("--only", default="reference,quality,ledger,owner,plants,step",
                     help="checks to run; rows of the others stay as they were")
