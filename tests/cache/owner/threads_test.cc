@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <latch>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -44,12 +45,12 @@ class Storm {
 
   void Run() {
     std::vector<std::thread> threads;
-    for (int w = 0; w < kWriters; ++w) threads.emplace_back([this, w] { Write(w); });
     std::thread reader([this] { Read(); });
+    for (int w = 0; w < kWriters; ++w) threads.emplace_back([this, w] { Write(w); });
     for (std::thread& t : threads) t.join();
     stop_ = true;
     reader.join();
-    queue_.clear();
+    EXPECT_TRUE(queue_.empty());
     EXPECT_EQ(Failure(), "");
     const Status s = owner_->CheckInvariants();
     EXPECT_TRUE(s.ok()) << s.ToString();
@@ -114,6 +115,7 @@ class Storm {
   }
 
   void Write(int number) {
+    start_.arrive_and_wait();  // nobody is done before the reader runs
     Rng rng(static_cast<uint64_t>(number) + 1);
     SeqId seq = *owner_->Open();
     OracleSequence oracle;
@@ -146,10 +148,14 @@ class Storm {
     if (!owner_->Release(seq).ok()) Report("release failed");
   }
 
+  // Until the writers are done and every snapshot was read: on a loaded machine most reads may come after the last
+  // write, but none is left out.
   void Read() {
+    start_.arrive_and_wait();
     Rng rng(99);
     std::vector<Snapshot> kept;
-    while (!stop_ || !kept.empty()) {
+    while (true) {
+      const bool writers_done = stop_;  // before the look at the queue, so that an empty queue then stays empty
       {
         const std::lock_guard lock(mutex_);
         if (!queue_.empty()) {
@@ -158,6 +164,7 @@ class Storm {
         }
       }
       if (kept.empty()) {
+        if (writers_done) return;
         std::this_thread::yield();
         continue;
       }
@@ -176,6 +183,7 @@ class Storm {
   std::mutex mutex_;
   std::string failure_;
   std::vector<Snapshot> queue_;
+  std::latch start_{kWriters + 1};
   std::atomic<bool> stop_ = false;
   std::atomic<int64_t> reads_ = 0;
 };
