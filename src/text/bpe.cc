@@ -1,0 +1,133 @@
+// text/bpe.cc: merges by a heap of (rank, place), so that a megabyte without a boundary is no attack.
+#include "text/bpe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "text/utf8.h"
+
+namespace livequant {
+namespace {
+
+constexpr uint32_t kEnd = ~uint32_t{0};
+constexpr size_t kRememberedPieces = 4096, kRememberedBytes = 48, kShortPiece = 3;
+
+}  // namespace
+
+Status BpeEncoder::Symbols(std::string_view piece) {
+  symbols_.clear();
+  const auto add = [&](int32_t id) { symbols_.push_back({id, 0, 0}); };
+  bool unk = false;  // one is due; a fallback in between goes in front of it, as in huggingface/tokenizers
+  const auto miss = [&](const std::string& what) -> Status {
+    if (model_.unk < 0) return Status(Code::kUnsupported, fmt::format("tokenizer.json: no token for {}", what));
+    if (unk && !model_.fuse_unk) add(model_.unk);
+    unk = true;
+    return {};
+  };
+  const auto hit = [&](int32_t id) {
+    if (unk) add(model_.unk);
+    unk = false;
+    add(id);
+  };
+  if (model_.byte_level) {
+    for (const char c : piece) {
+      const auto byte = static_cast<unsigned char>(c);
+      if (const int32_t id = model_.byte_id[byte]; id >= 0) {
+        hit(id);
+      } else {
+        LQ_RETURN_IF_ERROR(miss(fmt::format("byte 0x{:02x}", byte)));
+      }
+    }
+  } else {
+    for (size_t at = 0; at < piece.size();) {
+      const Utf8Step c = NextUtf8(piece.substr(at));
+      const std::string_view bytes = piece.substr(at, static_cast<size_t>(c.bytes));
+      at += bytes.size();
+      const int32_t id = c.code_point < model_.character_id.size() ? model_.character_id[c.code_point] : -1;
+      if (id >= 0) {
+        hit(id);
+        continue;
+      }
+      if (model_.byte_fallback && std::all_of(bytes.begin(), bytes.end(), [&](char b) {
+            return model_.byte_id[static_cast<unsigned char>(b)] >= 0;
+          })) {
+        for (const char b : bytes) add(model_.byte_id[static_cast<unsigned char>(b)]);
+        continue;
+      }
+      LQ_RETURN_IF_ERROR(miss(fmt::format("character U+{:04X}", static_cast<uint32_t>(c.code_point))));
+    }
+  }
+  if (unk) add(model_.unk);
+  return {};
+}
+
+void BpeEncoder::MergeAll() {
+  const auto n = static_cast<uint32_t>(symbols_.size());
+  heap_.clear();
+  for (uint32_t i = 0; i < n; ++i) {
+    symbols_[i].previous = i == 0 ? kEnd : i - 1;
+    symbols_[i].next = i + 1 == n ? kEnd : i + 1;
+    if (i == 0) continue;
+    const uint32_t rank = model_.ranks.Rank(symbols_[i - 1].id, symbols_[i].id);
+    if (rank != MergeTable::kNone) heap_.push_back(uint64_t{rank} << 32 | (i - 1));
+  }
+  std::make_heap(heap_.begin(), heap_.end(), std::greater<>());
+  const auto push = [&](uint32_t left, uint32_t right) {
+    const uint32_t rank = model_.ranks.Rank(symbols_[left].id, symbols_[right].id);
+    if (rank == MergeTable::kNone) return;
+    heap_.push_back(uint64_t{rank} << 32 | left);
+    std::push_heap(heap_.begin(), heap_.end(), std::greater<>());
+  };
+  while (!heap_.empty()) {
+    std::pop_heap(heap_.begin(), heap_.end(), std::greater<>());
+    const Merge& merge = model_.merges[heap_.back() >> 32];
+    const auto at = static_cast<uint32_t>(heap_.back());
+    heap_.pop_back();
+    Symbol& left = symbols_[at];
+    // An entry is stale once either symbol has been merged into something else.
+    if (left.id != merge.left || left.next == kEnd || symbols_[left.next].id != merge.right) continue;
+    Symbol& right = symbols_[left.next];
+    left.id = merge.result;
+    left.next = right.next;
+    right.id = -1;
+    if (left.next != kEnd) {
+      symbols_[left.next].previous = at;
+      push(at, left.next);
+    }
+    if (left.previous != kEnd) push(left.previous, at);
+  }
+}
+
+Status BpeEncoder::Encode(std::string_view piece, std::vector<int32_t>* ids) {
+  if (piece.size() >= static_cast<size_t>(std::numeric_limits<int32_t>::max()))
+    return Status(Code::kOutOfRange, fmt::format("a piece of {} bytes", piece.size()));
+  if (model_.ignore_merges) {
+    if (const auto whole = model_.whole_pieces.find(piece); whole != model_.whole_pieces.end()) {
+      ids->push_back(whole->second);
+      return {};
+    }
+  }
+  Remembered* place = nullptr;
+  if (piece.size() >= kShortPiece && piece.size() <= kRememberedBytes) {
+    if (remembered_.empty()) remembered_.resize(kRememberedPieces);
+    place = &remembered_[StringHash()(piece) % kRememberedPieces];
+    if (place->piece == piece) {
+      ids->insert(ids->end(), place->ids.begin(), place->ids.end());
+      return {};
+    }
+  }
+  LQ_RETURN_IF_ERROR(Symbols(piece));
+  MergeAll();
+  const size_t before = ids->size();
+  if (!symbols_.empty())
+    for (uint32_t i = 0; i != kEnd; i = symbols_[i].next) ids->push_back(symbols_[i].id);
+  if (place != nullptr) {
+    place->piece = piece;
+    place->ids.assign(ids->begin() + static_cast<int64_t>(before), ids->end());
+  }
+  return {};
+}
+
+}  // namespace livequant

@@ -1,0 +1,106 @@
+// text/bpe.h: byte-pair encoding of one piece: symbols, then the pair of the lowest rank merged over and over.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/rng.h"
+#include "base/status.h"
+
+namespace livequant {
+
+struct StringHash {  // lets a map of strings be searched by a view
+  using is_transparent = void;
+  size_t operator()(std::string_view text) const { return std::hash<std::string_view>()(text); }
+};
+using StringToId = std::unordered_map<std::string, int32_t, StringHash, std::equal_to<>>;
+
+struct Merge {
+  int32_t left, right, result;
+};
+
+// (left, right) -> rank, open addressing.
+class MergeTable {
+ public:
+  static constexpr uint32_t kNone = ~uint32_t{0};
+
+  explicit MergeTable(size_t merges = 0) {
+    size_t slots = 16;
+    while (slots < 2 * merges) slots *= 2;
+    slots_.assign(slots, {0, kNone});
+  }
+  // False: the pair is there already.
+  bool Add(int32_t left, int32_t right, uint32_t rank) {
+    const uint64_t key = Key(left, right);
+    size_t i = Mix64(key) & (slots_.size() - 1);
+    for (; slots_[i].rank != kNone; i = (i + 1) & (slots_.size() - 1))
+      if (slots_[i].key == key) return false;
+    slots_[i] = {key, rank};
+    return true;
+  }
+  uint32_t Rank(int32_t left, int32_t right) const {
+    const uint64_t key = Key(left, right);
+    size_t i = Mix64(key) & (slots_.size() - 1);
+    while (slots_[i].rank != kNone && slots_[i].key != key) i = (i + 1) & (slots_.size() - 1);
+    return slots_[i].rank;
+  }
+
+ private:
+  struct Slot {
+    uint64_t key;
+    uint32_t rank;
+  };
+  static uint64_t Key(int32_t left, int32_t right) {
+    return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
+  }
+  std::vector<Slot> slots_;
+};
+
+// A vocabulary of merges. Filled by tokenizer_json.cc, immutable after that.
+struct BpeModel {
+  std::vector<Merge> merges;  // by rank
+  MergeTable ranks;
+  bool byte_level = false;            // a symbol is a byte, else a character
+  std::array<int32_t, 256> byte_id;   // byte_level: of each byte; else of the fallback tokens <0x00>..; -1: no token
+  std::vector<int32_t> character_id;  // by code point; -1 and beyond the end: no token
+  bool byte_fallback = false;         // a character without a token is its bytes, if all of them have one
+  int32_t unk = -1;                   // what is left becomes this; -1: is an error
+  bool fuse_unk = false;              // a run of unk is one
+  bool ignore_merges = false;         // a piece that is a token of the model is not merged but found here
+  StringToId whole_pieces;
+};
+
+// One call of Encode: the scratch of merging.
+class BpeEncoder {
+ public:
+  explicit BpeEncoder(const BpeModel& model) : model_(model) {}
+  // Appends the ids of a piece, in O(n log n). kUnsupported: a byte or character without a token (and no unk).
+  // kOutOfRange: 2 GiB or more.
+  Status Encode(std::string_view piece, std::vector<int32_t>* ids);
+
+ private:
+  Status Symbols(std::string_view piece);
+  void MergeAll();
+
+  const BpeModel& model_;
+  struct Symbol {
+    int32_t id;
+    uint32_t previous, next;
+  };
+  std::vector<Symbol> symbols_;
+  std::vector<uint64_t> heap_;  // rank << 32 | index of the left symbol: the smallest first
+
+  // Pieces repeat: the last one of each hash is remembered.
+  struct Remembered {
+    std::string piece;
+    std::vector<int32_t> ids;
+  };
+  std::vector<Remembered> remembered_;
+};
+
+}  // namespace livequant

@@ -1,0 +1,160 @@
+// text/normalizer.cc: Unicode forms by utf8proc's tables, in linear time: utf8proc's own reordering of marks is
+// quadratic in the length of a run of them.
+#include "text/normalizer.h"
+
+#include <fmt/format.h>
+#include <utf8proc.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "text/characters.h"
+#include "text/utf8.h"
+
+namespace livequant {
+namespace {
+
+constexpr size_t kMaxGrowth = 64, kFreeGrowth = 1024;
+
+// Every character below U+0300 is its own NFC, and every one below U+0080 its own NFKC, NFD and NFKD.
+bool IsNormal(std::string_view text, bool compose, bool compat) {
+  const unsigned char limit = compose && !compat ? 0xCC : 0x80;
+  return std::all_of(text.begin(), text.end(), [&](char c) { return static_cast<unsigned char>(c) < limit; });
+}
+
+std::string UnicodeForm(std::string_view text, bool compose, bool compat) {
+  if (IsNormal(text, compose, compat)) return std::string(text);
+  const int options =
+      UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) | (compat ? UTF8PROC_COMPAT : 0);
+  std::vector<utf8proc_int32_t> points;
+  points.reserve(text.size());
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Step step = NextUtf8(text.substr(at));
+    std::array<utf8proc_int32_t, 32> parts{};
+    int boundary = 0;
+    const utf8proc_ssize_t n =
+        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(step.code_point), parts.data(), parts.size(),
+                                static_cast<utf8proc_option_t>(options), &boundary);
+    LQ_CHECK(n >= 0 && n <= static_cast<utf8proc_ssize_t>(parts.size()));  // 18 is the longest (U+FDFA)
+    points.insert(points.end(), parts.begin(), parts.begin() + n);
+    at += static_cast<size_t>(step.bytes);
+  }
+  const auto combining = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  for (size_t at = 0; at < points.size();) {
+    size_t end = at;
+    while (end < points.size() && combining(points[end]) != 0) ++end;
+    if (end - at > 1)
+      std::stable_sort(points.begin() + static_cast<int64_t>(at), points.begin() + static_cast<int64_t>(end),
+                       [&](utf8proc_int32_t a, utf8proc_int32_t b) { return combining(a) < combining(b); });
+    at = end + 1;
+  }
+  auto n = static_cast<utf8proc_ssize_t>(points.size());
+  if (compose) n = utf8proc_normalize_utf32(points.data(), n, static_cast<utf8proc_option_t>(options));
+  LQ_CHECK(n >= 0);
+  std::string out;
+  for (utf8proc_ssize_t i = 0; i < n; ++i) AppendUtf8(static_cast<char32_t>(points[static_cast<size_t>(i)]), &out);
+  return out;
+}
+
+// Calls each(code point, bytes) for every character.
+template <class Each>
+void ForEachCharacter(std::string_view text, Each&& each) {
+  for (size_t at = 0; at < text.size();) {
+    const Utf8Step step = NextUtf8(text.substr(at));
+    each(step.code_point, text.substr(at, static_cast<size_t>(step.bytes)));
+    at += static_cast<size_t>(step.bytes);
+  }
+}
+
+bool IsNmtControl(char32_t c) {
+  return (c >= 0x1 && c <= 0x8) || c == 0xB || (c >= 0xE && c <= 0x1F) || c == 0x7F || c == 0x8F || c == 0x9F;
+}
+bool IsNmtSpace(char32_t c) {
+  return c == 0x9 || c == 0xA || c == 0xC || c == 0xD || c == 0x1680 || (c >= 0x200B && c <= 0x200F) || c == 0x2028 ||
+         c == 0x2029 || c == 0x2581 || c == 0xFEFF || c == 0xFFFD;
+}
+
+Result<std::string> Replace(const NormalizerStep& step, std::string_view text, size_t limit) {
+  std::string out;
+  size_t done = 0;
+  const auto put = [&](size_t begin, size_t end) -> Status {
+    out.append(text.substr(done, begin - done)).append(step.content);
+    done = end;
+    if (out.size() <= limit) return {};
+    return Status(Code::kOutOfRange, fmt::format("normalizing {} bytes: more than {}", text.size(), limit));
+  };
+  if (step.regex) {
+    Regex::Scanner scanner(*step.regex);
+    scanner.Start(text);
+    for (size_t begin = 0, end = 0;;) {
+      LQ_ASSIGN_OR_RETURN(const bool found, scanner.Next(&begin, &end));
+      if (!found) break;
+      if (begin == end)
+        return Status(Code::kUnsupported, fmt::format("a Replace pattern matches nothing at byte {}", begin));
+      LQ_RETURN_IF_ERROR(put(begin, end));
+    }
+  } else {
+    for (size_t at = 0; (at = text.find(step.literal, at)) != text.npos; at += step.literal.size())
+      LQ_RETURN_IF_ERROR(put(at, at + step.literal.size()));
+  }
+  out.append(text.substr(done));
+  return out;
+}
+
+Result<std::string> ApplyStep(const NormalizerStep& step, std::string text, size_t limit) {
+  std::string out;
+  switch (step.kind) {
+    case NormalizerStep::kUnicode:
+      return UnicodeForm(text, step.compose, step.compat);
+    case NormalizerStep::kPrepend:
+      return text.empty() ? text : step.content + text;
+    case NormalizerStep::kReplace:
+      return Replace(step, text, limit);
+    case NormalizerStep::kLowercase:
+      ForEachCharacter(text, [&](char32_t c, std::string_view) {
+        AppendUtf8(static_cast<char32_t>(utf8proc_tolower(static_cast<utf8proc_int32_t>(c == 0x130 ? 'I' : c))), &out);
+        if (c == 0x130) AppendUtf8(0x307, &out);  // the one character whose small form is two
+      });
+      return out;
+    case NormalizerStep::kStrip: {
+      std::string_view rest = text;
+      while (step.left && !rest.empty() && IsSpace(FirstCharacter(rest)))
+        rest.remove_prefix(CharacterBytes(FirstCharacter(rest)));
+      while (step.right && !rest.empty() && IsSpace(LastCharacter(rest)))
+        rest.remove_suffix(CharacterBytes(LastCharacter(rest)));
+      return std::string(rest);
+    }
+    case NormalizerStep::kStripAccents:
+      ForEachCharacter(text, [&](char32_t c, std::string_view bytes) {
+        if (!IsMark(c)) out.append(bytes);
+      });
+      return out;
+    case NormalizerStep::kNmt:
+      ForEachCharacter(text, [&](char32_t c, std::string_view bytes) {
+        if (!IsNmtControl(c)) out.append(IsNmtSpace(c) ? " " : bytes);
+      });
+      return out;
+    case NormalizerStep::kCharsmap:
+      LQ_RETURN_IF_ERROR(step.charsmap->Apply(text, limit, &out));
+      return out;
+  }
+  LQ_CHECK(false);
+  return out;
+}
+
+}  // namespace
+
+Result<std::string> Normalizer::Apply(std::string_view text) const {
+  const size_t limit = kFreeGrowth + kMaxGrowth * text.size();
+  std::string normal(text);
+  for (const NormalizerStep& step : steps_) {
+    LQ_ASSIGN_OR_RETURN(normal, ApplyStep(step, std::move(normal), limit));
+    if (normal.size() > limit)
+      return Status(Code::kOutOfRange,
+                    fmt::format("normalizing {} bytes: {} bytes, limit {}", text.size(), normal.size(), limit));
+  }
+  return normal;
+}
+
+}  // namespace livequant
