@@ -13,7 +13,7 @@ import json
 import random
 import unicodedata
 
-SENTENCES = """The quick brown fox jumps over the lazy dog; it wasn't amused, and we've told it so: "don't you'd better stop!"
+SENTENCES = r"""The quick brown fox jumps over the lazy dog; it wasn't amused, and we've told it so: "don't you'd better stop!"
 I'm sure she'll say they're HERE'S what I'D do. IT'S 'twas o'clock rock'n'roll
 Falsches Üben von Xylophonmusik quält jeden größeren Zwerg. Straße, Maß, ẞ, Fußgängerübergänge
 Portez ce vieux whisky au juge blond qui fume; l'été, c'est déjà près de l'œuvre naïve d'Noël

@@ -109,6 +109,19 @@ Status BpeEncoder::Encode(std::string_view piece, std::vector<int32_t>* ids) {
       return {};
     }
   }
+  constexpr std::string_view kStart = BpeModel::kWordStart;
+  for (size_t done = 0; model_.cut_at_words;) {
+    size_t at = done;
+    while (piece.substr(at).starts_with(kStart)) at += kStart.size();
+    at = piece.find(kStart, at);
+    if (at == piece.npos) return EncodePart(piece.substr(done), ids);
+    LQ_RETURN_IF_ERROR(EncodePart(piece.substr(done, at - done), ids));
+    done = at;
+  }
+  return EncodePart(piece, ids);
+}
+
+Status BpeEncoder::EncodePart(std::string_view piece, std::vector<int32_t>* ids) {
   Remembered* place = nullptr;
   if (piece.size() >= kShortPiece && piece.size() <= kRememberedBytes) {
     if (remembered_.empty()) remembered_.resize(kRememberedPieces);

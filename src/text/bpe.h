@@ -73,6 +73,10 @@ struct BpeModel {
   bool fuse_unk = false;              // a run of unk is one
   bool ignore_merges = false;         // a piece that is a token of the model is not merged but found here
   StringToId whole_pieces;
+  // No merge leads across the place in front of a U+2581 that stands behind another character: what lies on either side
+  // is encoded apart, and remembered. Only with ignore_merges off.
+  bool cut_at_words = false;
+  static constexpr std::string_view kWordStart = "\xE2\x96\x81";
 };
 
 // One call of Encode: the scratch of merging.
@@ -84,6 +88,7 @@ class BpeEncoder {
   Status Encode(std::string_view piece, std::vector<int32_t>* ids);
 
  private:
+  Status EncodePart(std::string_view piece, std::vector<int32_t>* ids);
   Status Symbols(std::string_view piece);
   void MergeAll();
 

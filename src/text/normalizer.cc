@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <iterator>
 
 #include "text/characters.h"
 #include "text/utf8.h"
@@ -16,6 +17,32 @@ namespace livequant {
 namespace {
 
 constexpr size_t kMaxGrowth = 64, kFreeGrowth = 1024;
+
+// The reference library reads normalization tables of Unicode 9, and models are trained behind it. Characters that came
+// later are left where they are (their combining class counts as 0) and as they are (no compatibility form). The lists
+// were found by asking that library about every character; U+11935 U+11930 alone still composes here and not there.
+struct Range {
+  int32_t first, last;
+};
+constexpr Range kLaterMarks[] = {{0x7FD, 0x7FD},     {0x898, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
+                                 {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},
+                                 {0x1ABF, 0x1ACE},   {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x10D24, 0x10D27},
+                                 {0x10EAB, 0x10EAC}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85},
+                                 {0x11070, 0x11070}, {0x1133B, 0x1133B}, {0x1145E, 0x1145E}, {0x11839, 0x1183A},
+                                 {0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34},
+                                 {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45},
+                                 {0x11D97, 0x11D97}, {0x11F41, 0x11F42}, {0x16FF0, 0x16FF1}, {0x1E08F, 0x1E08F},
+                                 {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}};
+constexpr Range kLaterForms[] = {{0x32FF, 0x32FF},   {0xA7F2, 0xA7F4},   {0xAB69, 0xAB69},   {0x10781, 0x10785},
+                                 {0x10787, 0x107B0}, {0x107B2, 0x107BA}, {0x11938, 0x11938}, {0x1E030, 0x1E06D},
+                                 {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9}};
+
+template <size_t kCount>
+bool IsIn(const Range (&ranges)[kCount], int32_t c) {
+  const Range* at = std::lower_bound(std::begin(ranges), std::end(ranges), c,
+                                     [](const Range& range, int32_t x) { return range.last < x; });
+  return at != std::end(ranges) && at->first <= c;
+}
 
 // Every character below U+0300 is its own NFC, and every one below U+0080 its own NFKC, NFD and NFKD.
 bool IsNormal(std::string_view text, bool compose, bool compat) {
@@ -31,6 +58,11 @@ std::string UnicodeForm(std::string_view text, bool compose, bool compat) {
   points.reserve(text.size());
   for (size_t at = 0; at < text.size();) {
     const Utf8Step step = NextUtf8(text.substr(at));
+    if (IsIn(kLaterForms, static_cast<int32_t>(step.code_point))) {
+      points.push_back(static_cast<utf8proc_int32_t>(step.code_point));
+      at += static_cast<size_t>(step.bytes);
+      continue;
+    }
     std::array<utf8proc_int32_t, 32> parts{};
     int boundary = 0;
     const utf8proc_ssize_t n =
@@ -40,7 +72,10 @@ std::string UnicodeForm(std::string_view text, bool compose, bool compat) {
     points.insert(points.end(), parts.begin(), parts.begin() + n);
     at += static_cast<size_t>(step.bytes);
   }
-  const auto combining = [](utf8proc_int32_t c) { return utf8proc_get_property(c)->combining_class; };
+  const auto combining = [](utf8proc_int32_t c) -> int {
+    const int combining_class = utf8proc_get_property(c)->combining_class;
+    return combining_class != 0 && IsIn(kLaterMarks, c) ? 0 : combining_class;
+  };
   for (size_t at = 0; at < points.size();) {
     size_t end = at;
     while (end < points.size() && combining(points[end]) != 0) ++end;

@@ -230,7 +230,15 @@ Status Parser::Bpe(Fields& model) {
     if (known == vocab_.end()) return Bad("model.unk_token", fmt::format("{} is not in model.vocab", Excerpt(token)));
     bpe.unk = known->second;
   }
-  return Merges(model.Take("merges"), &bpe);
+  LQ_RETURN_IF_ERROR(Merges(model.Take("merges"), &bpe));
+  constexpr std::string_view kStart = BpeModel::kWordStart;
+  bpe.cut_at_words = !byte_level_ && !bpe.ignore_merges && vocab_.contains(std::string(kStart)) &&
+                     std::none_of(bpe.merges.begin(), bpe.merges.end(), [&](const Merge& merge) {
+                       std::string_view token = out_.Find(merge.result)->spelling;
+                       while (token.starts_with(kStart)) token.remove_prefix(kStart.size());
+                       return token.find(kStart) != token.npos;
+                     });
+  return {};
 }
 
 Status Parser::Unigram(Fields& model) {
