@@ -42,7 +42,9 @@ class Normalizer {
   size_t size() const { return steps_.size(); }
   // The normal form of `text` (UTF-8), itself UTF-8. kOutOfRange: more than 64 times as long as the text and 1 KiB, or
   // a pattern beyond its limit. kUnsupported: a Replace pattern that matches nothing at all somewhere.
-  Result<std::string> Apply(std::string_view text) const;
+  // *begins becomes false where the first character of the normal form does not stem from the first of the text: the
+  // reference library then takes it for a piece inside the text (Metaspace's "first").
+  Result<std::string> Apply(std::string_view text, bool* begins) const;
 
   static constexpr size_t kMaxSteps = 32;
 

@@ -32,10 +32,10 @@ class Encoder final : public PreTokenizer::Sink {
     return impl_.raw_added.Split(
         text,
         [&](std::string_view raw) -> Status {
-          const bool first = raw.data() == text.data();
+          bool first = raw.data() == text.data();
           std::string normal;
           if (impl_.normalizer.size() > 0) {
-            LQ_ASSIGN_OR_RETURN(normal, impl_.normalizer.Apply(raw));
+            LQ_ASSIGN_OR_RETURN(normal, impl_.normalizer.Apply(raw, &first));
             raw = normal;
           }
           return impl_.normalized_added.Split(

@@ -335,7 +335,8 @@ Status Parser::Added(const json& value) {
       fresh.push_back({token.id, token.special, token.content, {}, {}});
     }
     if (token.normalized) {
-      LQ_ASSIGN_OR_RETURN(token.content, out_.normalizer.Apply(token.content));
+      bool begins = true;
+      LQ_ASSIGN_OR_RETURN(token.content, out_.normalizer.Apply(token.content, &begins));
       if (token.content.empty()) return Bad(fields.Path("content"), "empty once normalized");
     }
     (token.normalized ? out_.normalized_added : out_.raw_added).Add(std::move(token));
