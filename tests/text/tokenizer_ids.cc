@@ -2,8 +2,9 @@
 //
 //   tokenizer_ids TOKENIZER.json CORPUS.jsonl > IDS.jsonl
 //
-// CORPUS holds one JSON string a line, or {"hex": bytes that are not UTF-8}. A line of the output is {"ids", "text"}: ids
-// without special tokens, and what they decode to; or {"error"}. The last line says how fast the encoding alone was.
+// CORPUS holds one JSON string a line, or {"hex": bytes that are not UTF-8}. A line of the output is {"ids", "text"}:
+// ids without special tokens, and what they decode to; or {"error"}. The last line says how fast the encoding alone
+// was.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -35,7 +36,8 @@ int main(int argc, char** argv) {
       text = entry.get<std::string>();
     } else {
       const std::string hex = entry["hex"].get<std::string>();
-      for (size_t i = 0; i + 1 < hex.size(); i += 2) text += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
+      for (size_t i = 0; i + 1 < hex.size(); i += 2)
+        text += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
     }
     const auto start = std::chrono::steady_clock::now();
     const Result<std::vector<int32_t>> ids = tokenizer->Encode(text, false);
