@@ -281,6 +281,13 @@ class Evaluator {
       case Expr::kName: {
         if (const V* found = Find(e.text, scope)) return *found;
         if (IsLoop(e, scope)) return TemplateError(Code::kUnsupported, e.line, "loop by itself is not known here");
+        for (const char* name : {"raise_exception", "namespace", "dict", "range", "strftime_now"}) {
+          if (e.text != name) continue;
+          V function;
+          function.kind = V::kMacro;  // without a node: called by its name
+          function.text = std::make_shared<const std::string>(e.text);
+          return function;
+        }
         return V::Undefined(e.text);
       }
       case Expr::kString:
@@ -398,6 +405,7 @@ class Evaluator {
       if (found->kind != V::kMacro)
         return Wrong(e.line, fmt::format("{} is a {} and no macro", Excerpt(callee.text, 40), found->TypeName()));
       const V macro = *found;
+      if (macro.node == nullptr) return Function(*macro.text, arguments);
       return CallMacro(macro, std::move(arguments), caller);
     }
     return Function(callee.text, arguments);

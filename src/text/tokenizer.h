@@ -38,7 +38,9 @@ class Tokenizer {
   Result<std::string> TokenBytes(int32_t id, bool skip_special = true) const;
   // Ids to text; bytes that are not UTF-8 become U+FFFD, one for each maximal subpart (text/utf8.h). (In a run of byte
   // tokens that holds one wrong byte huggingface/tokenizers gives U+FFFD for every byte of the run, whole characters
-  // too: that can't be known while the run still grows.) kOutOfRange: not an id.
+  // too: that can't be known while the run still grows. And
+  // under ByteLevel it reads the text of an added token as a spelling of bytes, here it is text.) kOutOfRange: not an
+  // id.
   Result<std::string> Decode(std::span<const int32_t> ids, bool skip_special = true) const;
 
   int32_t vocab_size() const;         // largest id + 1; there may be gaps below
