@@ -1,7 +1,8 @@
 // fuzz/tokenizer_fuzz.cc: any tokenizer.json is a tokenizer or an error; encoding and decoding return the text.
 //
 // Input: JSON, a NUL byte, a text. The JSON is a merge patch (RFC 7396) of a tokenizer over a few bytes, so that small
-// inputs reach everything behind the parser; the input as a whole is also tried as a tokenizer.json of its own.
+// inputs reach everything behind the parser; the input as a whole is also tried as a tokenizer.json of its own. A patch
+// with "model": {"type": "Unigram"} is applied to a second base of that kind, one with "byte_fallback" to a third.
 #include "fuzz_main.h"
 #include "io/json.h"
 #include "text/tokenizer.h"
@@ -29,6 +30,33 @@ const json& Base() {
                 "\u00a9": 12,
                 "\u00f0": 13, "\u0141": 14, "\u013a": 15, "\u0122": 16, "ab": 17, "\u0120a": 18, "abc": 19, "bc": 20, "\u00c3\u00a9": 21},
       "merges": ["a b", ["\u0120", "a"], "ab c", "b c", "\u00c3 \u00a9"]}})",
+                                      "base");
+  return base;
+}
+
+// SentencePiece's two kinds.
+const json& UnigramBase() {
+  static const json base = *ParseJson(R"({
+    "added_tokens": [{"id": 0, "content": "<s>", "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+    "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
+    "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
+    "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,
+      "vocab": [["<s>", 0], ["\u2581", -2], ["a", -3], ["b", -3.5], ["ab", -4], ["\u2581ab", -3.25], ["\u00e9", -5]]}})",
+                                      "base");
+  return base;
+}
+const json& FallbackBase() {
+  static const json base = *ParseJson(R"({
+    "added_tokens": [{"id": 0, "content": "<s>", "special": true}],
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"},
+      {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}]},
+    "pre_tokenizer": null,
+    "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
+      {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+    "model": {"type": "BPE", "unk_token": "<s>", "fuse_unk": true, "byte_fallback": true,
+      "vocab": {"<s>": 0, "\u2581": 1, "a": 2, "b": 3, "ab": 4, "\u2581a": 5, "<0xC3>": 6, "<0xA9>": 7, "<0xE4>": 8},
+      "merges": ["a b", "\u2581 a"]}})",
                                       "base");
   return base;
 }
@@ -71,12 +99,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto patch = ParseJson(head, "patch");
   if (!patch.ok()) return 0;
   json file = Base();
+  if (patch->is_object() && patch->contains("model") && (*patch)["model"].is_object()) {
+    if ((*patch)["model"].contains("type") && (*patch)["model"]["type"] == "Unigram") file = UnigramBase();
+    if ((*patch)["model"].contains("byte_fallback") && file["model"]["type"] == "BPE") file = FallbackBase();
+  }
+  const bool byte_level = file["model"] == Base()["model"];
   file.merge_patch(*patch);
   const auto tokenizer = Tokenizer::Parse(file.dump());
   if (!tokenizer.ok()) {
     CheckPrintable(tokenizer.status().message());
     return 0;
   }
-  Use(*tokenizer, text, KeepsText(file));
+  Use(*tokenizer, text, byte_level && KeepsText(file));
   return 0;
 }

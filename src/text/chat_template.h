@@ -18,7 +18,7 @@ namespace livequant {
 
 struct ChatTemplateLimits {
   int64_t max_steps = 4'000'000;                 // nodes evaluated and values copied
-  int64_t max_bytes = int64_t{128} << 20;        // of text made, of the output and on the way to it
+  int64_t max_bytes = int64_t{64} << 20;         // of text made, of the output and on the way to it
   static constexpr int kMaxDepth = 64;           // of statements, expressions, macros and values inside each other
   static constexpr size_t kMaxSource = 1 << 20;  // bytes of a template
 };

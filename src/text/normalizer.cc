@@ -9,6 +9,7 @@
 #include <array>
 #include <cstdint>
 #include <iterator>
+#include <tuple>
 
 #include "text/characters.h"
 #include "text/utf8.h"
@@ -97,12 +98,16 @@ std::string UnicodeForm(std::string_view text, bool compose, bool compat) {
     const int combining_class = utf8proc_get_property(c)->combining_class;
     return combining_class != 0 && IsIn(kLaterMarks, c) ? 0 : combining_class;
   };
+  std::vector<std::tuple<int, size_t, utf8proc_int32_t>> order;
   for (size_t at = 0; at < points.size();) {
     size_t end = at;
     while (end < points.size() && combining(points[end]) != 0) ++end;
-    if (end - at > 1)
-      std::stable_sort(points.begin() + static_cast<int64_t>(at), points.begin() + static_cast<int64_t>(end),
-                       [&](utf8proc_int32_t a, utf8proc_int32_t b) { return combining(a) < combining(b); });
+    if (end - at > 1) {  // stable: by class, then by place
+      order.clear();
+      for (size_t i = at; i < end; ++i) order.emplace_back(combining(points[i]), i, points[i]);
+      std::sort(order.begin(), order.end());
+      for (size_t i = at; i < end; ++i) points[i] = std::get<2>(order[i - at]);
+    }
     at = end + 1;
   }
   auto n = static_cast<utf8proc_ssize_t>(points.size());

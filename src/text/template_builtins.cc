@@ -21,7 +21,7 @@ using V = TemplateValue;
 using Args = TemplateArguments;
 using Budget = TemplateBudget;
 
-constexpr size_t kItemBytes = 64;  // what a value in a list costs, about
+constexpr size_t kItemBytes = 128;  // what a value in a list costs, about
 
 Status Wrong(int line, std::string_view what) { return TemplateError(Code::kInvalidArgument, line, what); }
 Status Unknown(int line, std::string_view kind, std::string_view name) {
@@ -392,9 +392,13 @@ Result<std::vector<size_t>> Order(Budget& budget, int line, const std::vector<V>
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   LQ_RETURN_IF_ERROR(budget.Charge(line, keys.size() * 16, 0));
   for (size_t i = 0; i + 1 < keys.size(); ++i) LQ_RETURN_IF_ERROR(TemplateLess(line, keys[i], keys[i + 1]).status());
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    const Result<bool> less = reverse ? TemplateLess(line, keys[b], keys[a]) : TemplateLess(line, keys[a], keys[b]);
-    return less.ok() && *less;
+  const auto less = [&](size_t a, size_t b) {
+    const Result<bool> is = TemplateLess(line, keys[a], keys[b]);
+    return is.ok() && *is;
+  };
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if (reverse ? less(b, a) : less(a, b)) return true;
+    return a < b && !(reverse ? less(a, b) : less(b, a));
   });
   return order;
 }

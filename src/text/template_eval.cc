@@ -367,7 +367,7 @@ class Evaluator {
 
   Result<V> Made(int line, Result<V> made, size_t items) {
     if (!made.ok()) return TemplateError(made.status().code(), line, made.status().message());
-    LQ_RETURN_IF_ERROR(budget_.Charge(line, items, items * 64));
+    LQ_RETURN_IF_ERROR(budget_.Charge(line, items, items * 128));
     return made;
   }
 
@@ -560,7 +560,7 @@ class Evaluator {
       return Made(e.line, V::List(std::move(items), a.list->tuple), n);
     }
     if (e.text == "*" && (a.kind == V::kString || a.kind == V::kList) && (b.kind == V::kInt || b.kind == V::kBool)) {
-      const size_t unit = a.kind == V::kString ? a.text->size() : a.list->items.size() * 64;
+      const size_t unit = a.kind == V::kString ? a.text->size() : a.list->items.size() * 128;
       const auto times = static_cast<size_t>(std::clamp<int64_t>(b.integer, 0, INT32_MAX));
       LQ_RETURN_IF_ERROR(budget_.Charge(e.line, 1 + times / 16, unit * times));
       std::string text;
