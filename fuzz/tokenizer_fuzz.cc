@@ -38,7 +38,8 @@ const json& Base() {
 const json& UnigramBase() {
   static const json base = *ParseJson(R"({
     "added_tokens": [{"id": 0, "content": "<s>", "special": true}],
-    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"}, {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
+    "normalizer": {"type": "Sequence", "normalizers": [{"type": "NFKD"},
+      {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}]},
     "pre_tokenizer": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
     "decoder": {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": true},
     "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": false,

@@ -29,6 +29,7 @@ class MergeTable {
  public:
   static constexpr uint32_t kNone = ~uint32_t{0};
 
+  // Room for so many merges.
   explicit MergeTable(size_t merges = 0) {
     size_t slots = 16;
     while (slots < 2 * merges) slots *= 2;

@@ -29,7 +29,9 @@ struct TemplateDict {
   std::unordered_map<std::string, size_t> index;
   int depth = 1;
 
+  // The value of a key, or null.
   const TemplateValue* Find(const std::string& key) const;
+  // Adds a key at the end, or replaces its value in place.
   void Set(const std::string& key, TemplateValue value);
 };
 
@@ -44,20 +46,23 @@ struct TemplateValue {
   const TemplateNode* node = nullptr;  // kMacro
   const void* scope = nullptr;         // kMacro: what caller() sees, alive while it may be called; null: the top level
 
-  static TemplateValue Undefined(std::string what);
-  static TemplateValue None();
-  static TemplateValue Bool(bool v);
-  static TemplateValue Int(int64_t v);
-  static TemplateValue Float(double v);
-  static TemplateValue String(std::string v);
+  static TemplateValue Undefined(std::string what);  // says what is missing
+  static TemplateValue None();                       // Python's None
+  static TemplateValue Bool(bool v);                 // True or False
+  static TemplateValue Int(int64_t v);               // 64 bits
+  static TemplateValue Float(double v);              // a double
+  static TemplateValue String(std::string v);        // UTF-8
   // kOutOfRange: too deep; kUnsupported: a namespace or macro inside.
   static Result<TemplateValue> List(std::vector<TemplateValue> items, bool tuple = false);
   static Result<TemplateValue> Dict(std::shared_ptr<TemplateDict> dict);
   // kInvalidArgument: a string that is not UTF-8; kOutOfRange: too deep.
   static Result<TemplateValue> FromJson(const nlohmann::ordered_json& v, int depth = 0);
 
+  // bool, int or float.
   bool IsNumber() const { return kind == kBool || kind == kInt || kind == kFloat; }
+  // REQUIRES: IsNumber().
   double AsDouble() const { return kind == kFloat ? real : static_cast<double>(integer); }
+  // Python's bool().
   bool Truth() const;
   // Python's name of the type, for messages.
   const char* TypeName() const;

@@ -178,9 +178,9 @@ TEST(ChatTemplate, LoadsFromAModelDirectory) {
   std::filesystem::create_directories(directory);
   EXPECT_EQ(ChatTemplate::Load(directory).status().code(), Code::kNotFound);
   const auto write = [&](const char* name, const std::string& text) { std::ofstream(directory + "/" + name) << text; };
-  write(
-      "tokenizer_config.json",
-      R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null, "chat_template": "{{ bos_token ~ x ~ eos_token }}"})");
+  write("tokenizer_config.json",
+        R"({"bos_token": "<s>", "eos_token": {"content": "</s>", "lstrip": false}, "pad_token": null, )"
+        R"("chat_template": "{{ bos_token ~ x ~ eos_token }}"})");
   EXPECT_EQ(*ChatTemplate::Load(directory)->Render({{"x", 1}}), "<s>1</s>");
   EXPECT_EQ(ChatTemplate::Load(directory, "tool_use").status().code(), Code::kNotFound);
   write("tokenizer_config.json",
