@@ -102,7 +102,10 @@ Result<std::shared_ptr<const Llama>> Llama::Load(const std::string& path) {
   LQ_ASSIGN_OR_RETURN(const std::unique_ptr<const ModelFiles> files, ModelFiles::Open(path));
   std::shared_ptr<Llama> model(new Llama());
   model->impl_->config = files->config();
-  LQ_ASSIGN_OR_RETURN(model->impl_->weights, ReadLlamaWeights(files->config(), files->weights()));
+  Result<LlamaWeights> weights = ReadLlamaWeights(files->config(), files->weights());
+  if (!weights.ok())
+    return Status(weights.status().code(), fmt::format("{}: {}", path, weights.status().message()));
+  model->impl_->weights = *std::move(weights);
   LQ_ASSIGN_OR_RETURN(model->impl_->digest, files->Digest());
   const LlamaConfig& c = model->impl_->config;
   model->impl_->rope = RopeTable(c.rope, c.head_dim, c.max_position_embeddings);

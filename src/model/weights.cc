@@ -69,7 +69,9 @@ Status LeftOver(const std::string& name) {
                 fmt::format("tensor {} is left over: the model of this config.json has no such tensor", name));
 }
 
-Status CheckNamesAndShapes(const LlamaConfig& c, const WeightSource& source) {
+}  // namespace
+
+Status CheckLlamaWeights(const LlamaConfig& c, const WeightSource& source) {
   const auto want = ExpectedShapes(c);
   const auto& tensors = source.tensors();
   for (const auto& [name, shape] : want) {
@@ -88,12 +90,14 @@ Status CheckNamesAndShapes(const LlamaConfig& c, const WeightSource& source) {
   return {};
 }
 
+namespace {
+
 class Reader {
  public:
   Reader(const LlamaConfig& config, const WeightSource& source) : c_(config), source_(source) {}
 
   Result<LlamaWeights> Read() {
-    LQ_RETURN_IF_ERROR(CheckNamesAndShapes(c_, source_));
+    LQ_RETURN_IF_ERROR(CheckLlamaWeights(c_, source_));
     LlamaWeights w;
     w.embedding_dtype = source_.tensors().at(kEmbedding).dtype;
     const int64_t row_bytes = c_.hidden_size * DTypeBytes(w.embedding_dtype);

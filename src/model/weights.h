@@ -34,8 +34,11 @@ struct LlamaWeights {
   int64_t step_bytes = 0;         // bytes that one decode step of one row reads
 };
 
+// Names, shapes and dtypes of `source` against the config; reads no value but those of a head written twice.
 // kInvalidArgument names the tensor that is missing, left over or misshapen (both shapes); kUnsupported a dtype that
-// `source` can't read. Besides the result there is never more than one matrix in memory.
+// `source` can't read.
+Status CheckLlamaWeights(const LlamaConfig& config, const WeightSource& source);
+// All of them, after that check. Besides the result there is never more than one matrix in memory.
 Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const WeightSource& source);
 
 // `count` values of `dtype` (kF32, kF16, kBF16), at any alignment, as f32; exact.
