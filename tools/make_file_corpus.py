@@ -159,6 +159,7 @@ def gguf_corpus():
     cases["layers"] = gguf({**model_pairs(), "llama.attention.head_count_kv": array(5, [struct.pack("<i", 1)] * 2),
                             "llama.attention.key_length": u32(2), "llama.attention.value_length": u32(2), "llama.rope.dimension_count": u32(2),
                             "llama.vocab_size": u32(3)}, model_tensors())
+    cases["signed_heads"] = gguf({**model_pairs(), "llama.attention.head_count": typed(5, "i", 1)}, model_tensors())
     for name, more in [("linear", {"type": string("linear"), "factor": f32(2)}),
                        ("yarn", {"type": string("yarn"), "factor": f32(2), "original_context_length": u32(8), "yarn_beta_fast": f32(32)}),
                        ("longrope", {"type": string("longrope")}), ("unscaled", {"factor": f32(2)})]:

@@ -103,6 +103,7 @@ Result<std::unique_ptr<GgufSource>> GgufSource::Make(const Gguf& gguf, std::stri
     if (v == nullptr) v = gguf.Find(architecture + ".attention.head_count");
     LQ_CHECK(v != nullptr);
     if (const GgufArray* array = std::get_if<GgufArray>(&v->value)) return GgufInteger(*array, 0);
+    if (const int64_t* n = std::get_if<int64_t>(&v->value)) return *n;
     return static_cast<int64_t>(std::get<uint64_t>(v->value));
   };
   const bool permuted = architecture == "llama" || architecture == "mistral";

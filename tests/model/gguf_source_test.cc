@@ -150,6 +150,8 @@ TEST(GgufSource, RowsAndBiasesOfInterleavedHeadsAreTurnedBack) {
   m->source->Read("model.layers.0.self_attn.v_proj.weight", 0, 4, reinterpret_cast<std::byte*>(got.data()));
   for (size_t r = 0; r < 4; ++r) EXPECT_EQ(got[r], static_cast<float>(r));  // values are not rotated
 
+  b.pairs[2].second = LittleEndian(uint32_t{5}) + LittleEndian(int32_t{1});  // a signed count
+  EXPECT_EQ(Load(b)->source->tensors().size(), 4u);
   b.pairs[0].second = B::String("qwen2");  // stores rows as they are
   b.pairs[1].first = "qwen2.attention.head_count";
   b.pairs[2].first = "qwen2.attention.head_count_kv";
