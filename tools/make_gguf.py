@@ -1,22 +1,24 @@
 #!/usr/bin/env python3
-"""Writes the model of a Hugging Face directory (LlamaForCausalLM, BF16, byte-level BPE) as one GGUF file, for tests.
+"""Writes the model of a Hugging Face directory (BF16 or F32; byte-level BPE, if it has a tokenizer) as one GGUF file, for tests.
 
     tools/make_gguf.py MODEL_DIR OUT.gguf --type bf16|f32|f16|q8_0|q4_0 [--pre qwen2]
 
-Matrices get the type that is asked for, norms are F32, as other writers do. Q and K rows are put into the order of interleaved
-RoPE, which architecture "llama" stores. A small writer of its own: standard library only, so that a test needs nothing else.
+Matrices get the type that is asked for, norms and biases are F32, as other writers do. Q and K rows are put into the order of
+interleaved RoPE where the architecture stores them so (llama). A small writer of its own: standard library only, so that a test
+needs nothing else.
 """
 import argparse
 import json
+import math
 import pathlib
 import struct
 
 ALIGNMENT = 32
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
-TOKEN_NORMAL, TOKEN_CONTROL, TOKEN_USER = 1, 3, 4
+TOKEN_NORMAL, TOKEN_CONTROL, TOKEN_USER, TOKEN_UNUSED = 1, 3, 4, 5
 LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
          "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-         "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
+         "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
 TOP = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight", "lm_head.weight": "output.weight"}
 
 
@@ -85,10 +87,11 @@ def q4_0(values):
     return bytes(out)
 
 
-def stored(bf16, kind):
-    if kind == "bf16":
-        return bf16
-    wide = widen(bf16)
+def stored(raw, dtype, kind):
+    if dtype.lower() == kind:
+        return raw
+    assert dtype == "BF16" or kind != "bf16", "F32 is not rounded to BF16 here"
+    wide = widen(raw) if dtype == "BF16" else raw
     if kind == "f32":
         return wide
     values = struct.unpack(f"<{len(wide) // 4}f", wide)
@@ -114,7 +117,7 @@ def gguf_name(name):
     return f"blk.{layer}.{LAYER[stem]}.{kind}"
 
 
-def metadata(config, tokenizer, pre):
+def tokenizer_pairs(config, tokenizer, pre):
     model, added = tokenizer["model"], tokenizer["added_tokens"]
     tokens = [None] * config["vocab_size"]
     types = [TOKEN_NORMAL] * len(tokens)
@@ -125,24 +128,56 @@ def metadata(config, tokenizer, pre):
         types[a["id"]] = TOKEN_CONTROL if a["special"] else TOKEN_USER
     for i, token in enumerate(tokens):
         if token is None:
-            tokens[i], types[i] = f"[PAD{i}]", 5
+            tokens[i], types[i] = f"[PAD{i}]", TOKEN_UNUSED
     merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
     starts = [p["SpecialToken"]["id"] for p in (tokenizer["post_processor"] or {"single": []})["single"] if "SpecialToken" in p]
-    return {
-        "general.architecture": string("llama"), "general.name": string(config.get("_name", "livequant test")),
-        "general.alignment": u32(ALIGNMENT), "llama.vocab_size": u32(config["vocab_size"]),
-        "llama.context_length": u32(config["max_position_embeddings"]), "llama.embedding_length": u32(config["hidden_size"]),
-        "llama.block_count": u32(config["num_hidden_layers"]), "llama.feed_forward_length": u32(config["intermediate_size"]),
-        "llama.attention.head_count": u32(config["num_attention_heads"]),
-        "llama.attention.head_count_kv": u32(config["num_key_value_heads"]),
-        "llama.attention.key_length": u32(config["head_dim"]), "llama.attention.value_length": u32(config["head_dim"]),
-        "llama.rope.dimension_count": u32(config["head_dim"]), "llama.rope.freq_base": f32(config["rope_theta"]),
-        "llama.attention.layer_norm_rms_epsilon": f32(config["rms_norm_eps"]),
-        "tokenizer.ggml.model": string("gpt2"), "tokenizer.ggml.pre": string(pre), "tokenizer.ggml.tokens": strings(tokens),
-        "tokenizer.ggml.token_type": i32s(types), "tokenizer.ggml.merges": strings(merges),
-        "tokenizer.ggml.bos_token_id": u32(config["bos_token_id"]), "tokenizer.ggml.eos_token_id": u32(config["eos_token_id"]),
-        "tokenizer.ggml.add_bos_token": boolean(bool(starts)),
-    }
+    return {"tokenizer.ggml.model": string("gpt2"), "tokenizer.ggml.pre": string(pre), "tokenizer.ggml.tokens": strings(tokens),
+            "tokenizer.ggml.token_type": i32s(types), "tokenizer.ggml.merges": strings(merges),
+            "tokenizer.ggml.add_bos_token": boolean(bool(starts))}
+
+
+def rope(config):
+    """Scaling parameters, theta among them, whichever spelling the config has."""
+    return {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+
+
+def llama3_factors(r, head_dim):
+    factors, original = [], r["original_max_position_embeddings"]
+    for i in range(head_dim // 2):
+        wavelength = 2 * math.pi * r["rope_theta"] ** (2 * i / head_dim)
+        smooth = (original / wavelength - r["low_freq_factor"]) / (r["high_freq_factor"] - r["low_freq_factor"])
+        factors.append(r["factor"] if wavelength > original / r["low_freq_factor"] else 1.0 if wavelength < original / r["high_freq_factor"]
+                       else 1 / ((1 - smooth) / r["factor"] + smooth))
+    return struct.pack(f"<{len(factors)}f", *factors)
+
+
+def head_dim_of(config):
+    return config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+
+
+def metadata(config, architecture):
+    heads, r, d = config["num_attention_heads"], rope(config), head_dim_of(config)
+    pairs = {"vocab_size": u32(config["vocab_size"]), "context_length": u32(config["max_position_embeddings"]),
+             "embedding_length": u32(config["hidden_size"]), "block_count": u32(config["num_hidden_layers"]),
+             "feed_forward_length": u32(config["intermediate_size"]), "attention.head_count": u32(heads),
+             "attention.head_count_kv": u32(config.get("num_key_value_heads") or heads), "attention.key_length": u32(d),
+             "attention.value_length": u32(d), "rope.dimension_count": u32(d), "rope.freq_base": f32(r["rope_theta"]),
+             "attention.layer_norm_rms_epsilon": f32(config["rms_norm_eps"])}
+    if config["model_type"] == "mistral" and config.get("sliding_window"):
+        pairs["attention.sliding_window"] = u32(config["sliding_window"])
+    kind = r.get("rope_type", r.get("type", "default"))
+    if kind in ("linear", "yarn"):
+        pairs |= {"rope.scaling.type": string(kind), "rope.scaling.factor": f32(r["factor"])}
+    if kind == "yarn":
+        pairs["rope.scaling.original_context_length"] = u32(r.get("original_max_position_embeddings") or config["max_position_embeddings"])
+        for name, key in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "attn_factor")]:
+            if r.get(name) is not None:
+                pairs["rope.scaling." + key] = f32(r[name])
+    eos = config["eos_token_id"]
+    return {"general.architecture": string(architecture), "general.name": string("livequant test"), "general.alignment": u32(ALIGNMENT),
+            **{f"{architecture}.{key}": value for key, value in pairs.items()},
+            "tokenizer.ggml.bos_token_id": u32(config["bos_token_id"]),
+            "tokenizer.ggml.eos_token_id": u32(eos[0] if isinstance(eos, list) else eos)}
 
 
 def main():
@@ -154,28 +189,37 @@ def main():
     parser.add_argument("--version", type=int, default=3)
     args = parser.parse_args()
     config = json.loads((args.model / "config.json").read_text())
-    tokenizer = json.loads((args.model / "tokenizer.json").read_text())
+    architecture = {"mistral": "llama"}.get(config["model_type"], config["model_type"])
     raw = (args.model / "model.safetensors").read_bytes()
     length = struct.unpack("<Q", raw[:8])[0]
     header, body = json.loads(raw[8:8 + length]), raw[8 + length:]
-    heads = {"self_attn.q_proj": config["num_attention_heads"], "self_attn.k_proj": config["num_key_value_heads"]}
-    infos, data = b"", bytearray()
-    names = [n for n in header if n != "__metadata__"]
-    for name in names:
-        entry = header[name]
-        assert entry["dtype"] == "BF16", f"{name} is {entry['dtype']}; BF16 is read"
+    kv_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    heads = {"self_attn.q_proj": config["num_attention_heads"], "self_attn.k_proj": kv_heads} if architecture == "llama" else {}
+    tensors = {}  # name -> (type, shape, bytes)
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        assert entry["dtype"] in ("BF16", "F32"), f"{name} is {entry['dtype']}; BF16 and F32 are read"
         begin, end = entry["data_offsets"]
         values, shape = body[begin:end], entry["shape"]
         for part, count in heads.items():
-            if f".{part}.weight" in name:
+            if f".{part}." in name:
                 values = permuted(values, shape, count)
         kind = args.type if len(shape) == 2 else "f32"
-        infos += text(gguf_name(name)) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
+        tensors[gguf_name(name)] = (kind, shape, stored(values, entry["dtype"], kind))
+    if rope(config).get("rope_type", rope(config).get("type")) == "llama3":
+        factors = llama3_factors(rope(config), head_dim_of(config))
+        tensors["rope_freqs.weight"] = ("f32", [len(factors) // 4], factors)
+
+    pairs = metadata(config, architecture)
+    if (args.model / "tokenizer.json").exists():
+        pairs |= tokenizer_pairs(config, json.loads((args.model / "tokenizer.json").read_text()), args.pre)
+    infos, data = b"", bytearray()
+    for name, (kind, shape, values) in tensors.items():
+        infos += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))
         infos += struct.pack("<IQ", TYPES[kind], len(data))
-        data += stored(values, kind)
-        data += bytes(-len(data) % ALIGNMENT)
-    pairs = metadata(config, tokenizer, args.pre)
-    head = b"GGUF" + struct.pack("<IQQ", args.version, len(names), len(pairs))
+        data += values + bytes(-len(values) % ALIGNMENT)
+    head = b"GGUF" + struct.pack("<IQQ", args.version, len(tensors), len(pairs))
     head += b"".join(text(key) + value for key, value in pairs.items()) + infos
     args.out.write_bytes(head + bytes(-len(head) % ALIGNMENT) + data)
 
