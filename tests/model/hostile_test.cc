@@ -258,6 +258,17 @@ TEST(Hostile, GgufTokenizers) {
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
   EXPECT_EQ(*tokenizer->Encode("abab", true), (std::vector<int32_t>{3, 2, 2}));
   EXPECT_EQ(*tokenizer->Decode(std::vector<int32_t>{3, 2, 0}), "aba");
+  // Without a flag, only Llama 3's kind has a beginning token.
+  for (const auto& [pre, count] : {std::pair("gpt2", 2u), std::pair("llama-bpe", 3u), std::pair("llama3", 3u),
+                                   std::pair("qwen2", 2u), std::pair("deepseek-r1-qwen", 2u)}) {
+    B b = good();
+    b.Set("tokenizer.ggml.pre", B::String(pre));
+    b.Remove("tokenizer.ggml.add_bos_token");
+    WriteText(path, b.Bytes());
+    const auto other = LoadGgufTokenizer(path);
+    ASSERT_TRUE(other.ok()) << pre << ": " << other.status().ToString();
+    EXPECT_EQ(other->Encode("abab", true)->size(), count) << pre;
+  }
   for (const Edit& e : edits) {
     B b = good();
     e.edit(b);
