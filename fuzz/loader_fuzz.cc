@@ -34,6 +34,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     CheckPrintable(model.status().message());
     return 0;
   }
+  const auto files = ModelFiles::Open(path);
+  LQ_CHECK(files.ok());
+  if ((*files)->safetensors() != nullptr) {
+    const auto fp8 = (*files)->safetensors()->ReportFp8();
+    LQ_CHECK(fp8.rounded <= fp8.values);
+  }
   const LlamaConfig& c = (*model)->config();
   LayerSchema layer;
   layer.num_kv_heads = c.num_key_value_heads;

@@ -38,7 +38,7 @@ for name in "${targets[@]}"; do raw+=("$build/$name.profraw"); done
 $llvm/llvm-profdata merge -o $build/all.profdata "${raw[@]}"
 status=0
 for file in $(for name in "${targets[@]}"; do tr ' ' '\n' <<<"${SOURCES[$name]}"; done | sort -u); do
-  lines=$($llvm/llvm-cov report "${objects[@]:1}" -instr-profile=$build/all.profdata "$file" | awk '/^TOTAL/ {print $10}')
+  lines=$($llvm/llvm-cov report "${objects[@]:1}" -instr-profile=$build/all.profdata "$file" 2>/dev/null | awk '/^TOTAL/ {print $10}')
   echo "$file $lines of lines"
   awk -v a="${lines%\%}" -v b=$floor 'BEGIN {exit !(a >= b)}' || status=1
 done

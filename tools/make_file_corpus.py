@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the corpora of the fuzz targets gguf, index and loader: small files, good and bad in one way each.
+"""Writes corpora of the fuzz targets gguf, index, loader and safetensors: small files, good and bad in one way each.
 
     tools/make_file_corpus.py [fuzz/corpus]
 """
@@ -175,6 +175,25 @@ def gguf_corpus():
     cases["tokenizer_twice"] = gguf(tokenizer_pairs(tokens=array(8, [text("a")] * 99)), {})
     cases["tokenizer_bos"] = gguf(tokenizer_pairs(bos_token_id=u32(99)), {})
     cases["tokenizer_bytes"] = gguf(tokenizer_pairs(merges=array(8, [text(b"\xff \xfe")])), {})
+    for kind in [0, 1, 2, 3, 4, 10, 11]:
+        one = struct.pack("<" + "BbHhIifBsaQqd"[kind], 1) if kind < 8 or kind > 9 else b""
+        cases[f"heads_{kind}"] = gguf({**model_pairs(), "llama.attention.head_count_kv": array(kind, [one] * 2)}, model_tensors())
+    cases["heads_float"] = gguf({**model_pairs(), "llama.attention.head_count_kv": f32(1)}, model_tensors())
+    cases["magic"] = b"GGML" + cases["model"][4:]
+    cases["value_type"] = gguf({"a": struct.pack("<I", 13)}, {})
+    cases["bool_2"] = gguf({"a": typed(7, "B", 2)}, {})
+    cases["array_long"] = gguf({"a": struct.pack("<IIQ", 9, 10, 1 << 61)}, {})
+    cases["tensor_type"] = gguf({}, {"a": (77, [1], bytes(4))})
+    cases["tensor_name"] = gguf({}, {"": (0, [1], bytes(4))})
+    cases["block_part"] = gguf({}, {"a": (8, [33], bytes(68))})
+    cases["pairs"] = b"GGUF" + struct.pack("<IQQ", 3, 0, 1000) + bytes(64)
+    cases["tensors"] = b"GGUF" + struct.pack("<IQQ", 3, 1000, 0) + bytes(64)
+    cases["many"] = b"GGUF" + struct.pack("<IQQ", 3, 1 << 40, 0)
+    cases["key"] = gguf({"": u32(1)}, {})
+    cases["alignment"] = gguf({"general.alignment": u32(12)}, {})
+    cases["overlap"] = gguf({}, {"a": (0, [1], b"abcd"), "b": (0, [1], b"abcd")}).replace(struct.pack("<IQ", 0, 32), struct.pack("<IQ", 0, 0))
+    twice = gguf({}, {"a": (0, [1], b"abcd"), "b": (0, [1], b"abcd")})
+    cases["tensor_repeated"] = twice.replace(text("b"), text("a"))
     for name, data in cases.items():
         save("gguf", name, data)
 
@@ -197,6 +216,7 @@ def index_corpus():
              "bad_shard": [index({"x": a}), {"x": {}}]}
     for name, parts in cases.items():
         save("index", name, b"\0".join(json.dumps(p, separators=(",", ":")).encode() for p in parts))
+    save("index", "nothing", b"")
     save("index", "repeated", b'{"weight_map":{"x":"a.safetensors","x":"b.safetensors"}}')
 
 
@@ -229,6 +249,41 @@ def loader_corpus():
         cases["fp8_no_config_" + name] = directory(CONFIG, tensors)
         del tensors["model.layers.0.mlp.up_proj.weight_scale"]
         cases["fp8_missing_" + name] = directory({**CONFIG, "quantization_config": q}, tensors)
+    one = {n: t for n, t in plain.items()}
+    q_proj = "model.layers.0.self_attn.q_proj.weight"
+    one[q_proj] = ("F8_E4M3", [2, 2], bytes(4))
+
+    def fp8(name, scale=("F32", [], struct.pack("<f", 0.5)), more=None, **quantization):
+        tensors = {**one, q_proj + "_scale": scale, **(more or {})}
+        cases["fp8_" + name] = directory({**CONFIG, "quantization_config": {"quant_method": "fp8", **quantization}}, tensors)
+
+    fp8("bf16_scale", ("BF16", [1], b"\x80\x3f"))
+    fp8("f16_scale", ("F16", [1, 1], b"\x00\x3c"))
+    fp8("int_scale", ("I32", [1], bytes(4)))
+    fp8("scale_shape", ("F32", [3], bytes(12)))
+    fp8("scale_nan", ("F32", [1], b"\xff" * 4))
+    fp8("both", more={q_proj + "_scale_inv": ("F32", [], bytes(4))})
+    fp8("left_over", more={"x.weight_scale": ("F32", [], bytes(4))})
+    fp8("vector", more={"model.norm.weight": ("F8_E4M3", [2], bytes(2))})
+    fp8("input_scale", more={q_proj[:-6] + "input_scale": ("F32", [], bytes(4))}, activation_scheme="static")
+    fp8("ignored", ignored_layers=[q_proj[:-7]])
+    fp8("ignored_no_names", ignored_layers=[1])
+    fp8("activation", activation_scheme="other")
+    fp8("unknown", more_bits=3)
+    fp8("fmt", fmt="e5m2")
+    fp8("blocks", weight_block_size=[0, 1])
+    cases["fp8_none"] = directory({**CONFIG, "quantization_config": plain8}, plain)
+    cases["fp8_no_object"] = directory({**CONFIG, "quantization_config": 7}, plain)
+    weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
+    inputs = {"num_bits": 8, "type": "float", "dynamic": True}
+    for name, group in [("tensor", {"weights": weights, "input_activations": inputs}), ("inputs", {"weights": weights, "input_activations": 7}),
+                        ("inputs_4", {"weights": weights, "input_activations": {"num_bits": 4}}), ("no_bits", {"weights": {"strategy": "tensor"}}),
+                        ("strategy", {"weights": {**weights, "strategy": "group"}}), ("no_weights", {}),
+                        ("structure", {"weights": {**weights, "block_structure": [1, 1]}}),
+                        ("blocks", {"weights": {**weights, "strategy": "block", "block_structure": [2, 2]}})]:
+        fp8("compressed_" + name, ("F32", [1, 1], struct.pack("<f", 0.5)), quant_method="compressed-tensors", format="float-quantized",
+            config_groups={"g": {"targets": ["Linear"], **group}})
+    fp8("compressed_groups", quant_method="compressed-tensors", config_groups={})
     cases["gptq"] = directory({**CONFIG, "quantization_config": {"quant_method": "gptq"}}, plain)
     for kind, name, width in [(0, "f32", 2), (1, "f16", 2), (30, "bf16", 2), (8, "q8_0", 32), (2, "q4_0", 32)]:
         cases["gguf_" + name] = b"g" + gguf(model_pairs(embedding=width), model_tensors(kind, width))
@@ -238,6 +293,34 @@ def loader_corpus():
         save("loader", name, data)
 
 
+def safetensors_corpus():
+    """The data follows the header and a NUL byte; 0xFF in front: a whole file."""
+    def case(name, header, data=b""):
+        save("safetensors", name, (header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()) + b"\0" + data)
+
+    def entry(dtype="U8", shape=(1,), offsets=(0, 1), **more):
+        return {"a": {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets), **more}}
+
+    case("metadata", {"__metadata__": {"format": "pt"}, **entry()}, b"x")
+    case("metadata_no_strings", {"__metadata__": {"format": 1}})
+    case("no_entry", {"a": 7})
+    case("unknown_field", entry(more=1), b"x")
+    case("unknown_dtype", entry("U7"), b"x")
+    case("no_count", entry(shape=(-1,)), b"x")
+    case("too_many", entry(shape=(1 << 62, 4)), b"x")
+    case("half_byte", entry("F4", (3,), (0, 1)), b"x")
+    case("offsets", entry(offsets=(0, 1, 2)), b"x")
+    case("backwards", entry(offsets=(1, 0)), b"x")
+    case("span", entry("F32"), b"x")
+    case("far", entry(offsets=(8, 9)), b"x")
+    case("behind", entry(), b"xy")
+    case("no_brace", b"[]")
+    save("safetensors", "short", b"\xff\1\0")
+    save("safetensors", "long_header", b"\xff" + struct.pack("<Q", 9) + b"{}")
+    save("safetensors", "huge_header", b"\xff" + struct.pack("<Q", 1 << 40) + b"{}")
+
+
+safetensors_corpus()
 gguf_corpus()
 index_corpus()
 loader_corpus()
