@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the model of a Hugging Face directory (BF16 or F32; byte-level BPE, if it has a tokenizer) as one GGUF file, for tests.
+"""Writes the model of a Hugging Face directory (BF16, F16 or F32; byte-level BPE, if it has a tokenizer) as one GGUF file, for tests.
 
     tools/make_gguf.py MODEL_DIR OUT.gguf --type bf16|f32|f16|q8_0|q4_0 [--pre qwen2]
 
@@ -90,8 +90,10 @@ def q4_0(values):
 def stored(raw, dtype, kind):
     if dtype.lower() == kind:
         return raw
-    assert dtype == "BF16" or kind != "bf16", "F32 is not rounded to BF16 here"
+    assert kind != "bf16", f"{dtype} is not rounded to BF16 here"
     wide = widen(raw) if dtype == "BF16" else raw
+    if dtype == "F16":
+        wide = struct.pack(f"<{len(raw) // 2}f", *struct.unpack(f"<{len(raw) // 2}e", raw))
     if kind == "f32":
         return wide
     values = struct.unpack(f"<{len(wide) // 4}f", wide)
@@ -168,9 +170,11 @@ def metadata(config, architecture):
     kind = r.get("rope_type", r.get("type", "default"))
     if kind in ("linear", "yarn"):
         pairs |= {"rope.scaling.type": string(kind), "rope.scaling.factor": f32(r["factor"])}
-    if kind == "yarn":
+    if kind in ("yarn", "llama3"):
         pairs["rope.scaling.original_context_length"] = u32(r.get("original_max_position_embeddings") or config["max_position_embeddings"])
-        for name, key in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"), ("attention_factor", "attn_factor")]:
+    if kind == "yarn":
+        assert not {"attention_factor", "mscale", "mscale_all_dim"} & set(r), "GGUF has no key that means the same"
+        for name, key in [("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")]:
             if r.get(name) is not None:
                 pairs["rope.scaling." + key] = f32(r[name])
     eos = config["eos_token_id"]
@@ -199,7 +203,7 @@ def main():
     for name, entry in header.items():
         if name == "__metadata__":
             continue
-        assert entry["dtype"] in ("BF16", "F32"), f"{name} is {entry['dtype']}; BF16 and F32 are read"
+        assert entry["dtype"] in ("BF16", "F16", "F32"), f"{name} is {entry['dtype']}; BF16, F16 and F32 are read"
         begin, end = entry["data_offsets"]
         values, shape = body[begin:end], entry["shape"]
         for part, count in heads.items():

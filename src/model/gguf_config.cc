@@ -197,10 +197,10 @@ class Reader {
     }
     config_["vocab_size"] = vocab;
     config_["tie_word_embeddings"] = !gguf_.tensors().contains("output.weight");
-    if (architecture_ == "llama" || architecture_ == "mistral") {
-      config_["attention_bias"] = gguf_.tensors().contains("blk.0.attn_q.bias");
+    // What config.json says of biases, the tensors say here; Qwen2 always has those of Q, K and V.
+    if (architecture_ != "qwen2") config_["attention_bias"] = gguf_.tensors().contains("blk.0.attn_q.bias");
+    if (architecture_ == "llama" || architecture_ == "mistral")
       config_["mlp_bias"] = gguf_.tensors().contains("blk.0.ffn_gate.bias");
-    }
     return {};
   }
 
@@ -223,13 +223,18 @@ class Reader {
                    fmt::format("is {} beside rope_freqs.weight; only one of them is read", Excerpt(name)));
       return ReadLlama3(factors->second);
     }
+    // It multiplies YaRN's own factor in some programs and stands for it in others.
+    if (Find("rope.scaling.attn_factor") != nullptr) {
+      LQ_ASSIGN_OR_RETURN(const double factor, Number("rope.scaling.attn_factor"));
+      if (factor != 1.0)
+        return Bad(Code::kUnsupported, Key("rope.scaling.attn_factor"), fmt::format("is {}; only 1 is read", factor));
+    }
     if (name == "none") {
-      for (const char* key : {"rope.scaling.factor", "rope.scaling.attn_factor"})
-        if (Find(key) != nullptr) {
-          LQ_ASSIGN_OR_RETURN(const double factor, Number(key));
-          if (factor != 1.0)
-            return Bad(Code::kInvalidArgument, Key(key), fmt::format("is {} without a scaling type", factor));
-        }
+      if (Find("rope.scaling.factor") == nullptr) return {};
+      LQ_ASSIGN_OR_RETURN(const double factor, Number("rope.scaling.factor"));
+      if (factor != 1.0)
+        return Bad(Code::kInvalidArgument, Key("rope.scaling.factor"),
+                   fmt::format("is {} without a scaling type", factor));
       return {};
     }
     if (name != "linear" && name != "yarn")
@@ -240,8 +245,7 @@ class Reader {
     if (name == "yarn") {
       LQ_ASSIGN_OR_RETURN(scaling["original_max_position_embeddings"], Integer("rope.scaling.original_context_length"));
       for (const auto& [key, field] : {std::pair("rope.scaling.yarn_beta_fast", "beta_fast"),
-                                       std::pair("rope.scaling.yarn_beta_slow", "beta_slow"),
-                                       std::pair("rope.scaling.attn_factor", "attention_factor")})
+                                       std::pair("rope.scaling.yarn_beta_slow", "beta_slow")})
         if (Find(key) != nullptr) {
           LQ_ASSIGN_OR_RETURN(scaling[field], Number(key));
         }
@@ -254,7 +258,11 @@ class Reader {
   // for: low and high frequency factors of 1 and 4 over 8192 positions, the largest divisor being the factor.
   Status ReadLlama3(const GgufTensor& t) {
     constexpr double kLow = 1, kHigh = 4;
-    constexpr int64_t kOriginal = 8192;
+    int64_t original = 8192;
+    if (Find("rope.scaling.original_context_length") != nullptr) {
+      LQ_ASSIGN_OR_RETURN(original, Integer("rope.scaling.original_context_length"));
+    }
+    const auto positions = static_cast<double>(original);
     const std::string of = fmt::format("{}: tensor rope_freqs.weight", what_);
     if (t.dtype != GgufDType::kF32 || t.shape != std::vector<int64_t>{head_dim_ / 2})
       return Status(Code::kInvalidArgument, fmt::format("{} is no vector of {} F32 values", of, head_dim_ / 2));
@@ -270,10 +278,10 @@ class Reader {
       const double wavelength =
           2 * std::numbers::pi * std::pow(theta, 2.0 * static_cast<double>(i) / static_cast<double>(head_dim_));
       double want = 1;
-      if (wavelength > kOriginal / kLow) {
+      if (wavelength > positions / kLow) {
         want = factor;
-      } else if (wavelength >= kOriginal / kHigh) {
-        const double smooth = (kOriginal / wavelength - kLow) / (kHigh - kLow);
+      } else if (wavelength >= positions / kHigh) {
+        const double smooth = (positions / wavelength - kLow) / (kHigh - kLow);
         want = 1 / ((1 - smooth) / factor + smooth);
       }
       const double got = double{GgufFloat(factors, i)};
@@ -281,13 +289,13 @@ class Reader {
         return Status(Code::kUnsupported,
                       fmt::format("{} holds {} at index {}; Llama 3's scaling by {} over {} positions gives {}, and no "
                                   "other scaling is read from factors",
-                                  of, got, i, factor, kOriginal, want));
+                                  of, got, i, factor, original, want));
     }
     config_["rope_scaling"] = {{"rope_type", "llama3"},
                                {"factor", factor},
                                {"low_freq_factor", kLow},
                                {"high_freq_factor", kHigh},
-                               {"original_max_position_embeddings", kOriginal}};
+                               {"original_max_position_embeddings", original}};
     return {};
   }
 

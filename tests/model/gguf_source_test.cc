@@ -243,6 +243,10 @@ TEST(GgufConfig, Llama3FactorsAreFoundAndOthersRefused) {
                                                        {"low_freq_factor", 1.0},
                                                        {"high_freq_factor", 4.0},
                                                        {"original_max_position_embeddings", 8192}}));
+  b.Set("llama.rope.scaling.original_context_length", B::U32(4096));  // then index 8 would be higher
+  EXPECT_THAT(Config(b).get<std::string>(), AllOf(HasSubstr("over 4096 positions"), HasSubstr("unsupported")));
+  b.Set("llama.rope.scaling.original_context_length", B::U32(8192));
+  EXPECT_TRUE(Config(b).is_object());
   b.tensors.back().bytes.replace(4, 4, LittleEndian(3.0f));
   EXPECT_THAT(Config(b).get<std::string>(), AllOf(HasSubstr("unsupported"), HasSubstr("holds 3 at index 1")));
   b.tensors.back().bytes.resize(32);
@@ -280,6 +284,7 @@ TEST(GgufConfig, RefusesByKeyValueAndLimit) {
       {"llama.rope.scaling.type", B::String("longrope"), "none, linear and yarn"},
       {"llama.rope.scaling.type", B::U32(1), "no string"},
       {"llama.rope.scaling.factor", B::F32(8), "without a scaling type"},
+      {"llama.rope.scaling.attn_factor", B::F32(0.5f), "is 0.5; only 1 is read"},
       {"llama.vocab_size", B::U32(60), "token_embd.weight has 61 rows"},
       {"tokenizer.ggml.eos_token_id", B::F32(1), "an integer is needed"},
   };
