@@ -57,5 +57,7 @@ void AddEval(CLI::App& app, int* exit_code);
 void AddLedger(CLI::App& app, int* exit_code);
 void AddDoctor(CLI::App& app, int* exit_code);
 void AddDemo(CLI::App& app, int* exit_code);
+void AddInspect(CLI::App& app, int* exit_code);
+void AddEncode(CLI::App& app, int* exit_code);  // encode and decode
 
 }  // namespace livequant::app

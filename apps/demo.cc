@@ -124,7 +124,7 @@ void AddDemo(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   flags->model = DefaultModelDir();
   CLI::App* cmd = app.add_subcommand("demo", "a passage continued under every format, then one table");
-  cmd->add_option("-m,--model", flags->model, "model directory")->capture_default_str();
+  cmd->add_option("-m,--model", flags->model, "model directory or GGUF file")->capture_default_str();
   cmd->add_option("-n,--n-predict", flags->n, "new tokens")->check(CLI::Range(1, 4096))->capture_default_str();
   cmd->add_option("--max-tokens", flags->eval_tokens, "tokens scored for perplexity")
       ->check(CLI::Range(16, 1 << 24))

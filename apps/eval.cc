@@ -234,7 +234,7 @@ void AddEval(CLI::App& app, int* exit_code) {
   auto p = std::make_shared<PerplexityFlags>();
   p->model = DefaultModelDir();
   CLI::App* perplexity = cmd->add_subcommand("perplexity", "perplexity, and KL divergence against the f32 cache");
-  perplexity->add_option("-m,--model", p->model, "model directory")->capture_default_str();
+  perplexity->add_option("-m,--model", p->model, "model directory or GGUF file")->capture_default_str();
   perplexity->add_option("-f,--file", p->file, "text (default: the model's eval/heldout_books.txt)");
   perplexity->add_option("-c,--ctx-size", p->context, "rows of a window")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 31))
@@ -261,7 +261,7 @@ void AddEval(CLI::App& app, int* exit_code) {
   auto l = std::make_shared<LogitsFlags>();
   l->model = DefaultModelDir();
   CLI::App* logits = cmd->add_subcommand("logits", "raw logits of given token ids; needs no tokenizer");
-  logits->add_option("-m,--model", l->model, "model directory")->capture_default_str();
+  logits->add_option("-m,--model", l->model, "model directory or GGUF file")->capture_default_str();
   logits->add_option("--token-ids", l->ids, "1,2,3 or a file of ids; fed as they are")->required();
   logits->add_option("--positions", l->positions, "rows whose logits are printed (default: the last)");
   logits->add_option("--generate", l->generate, "greedy tokens after the last row")

@@ -6,9 +6,8 @@
 #include "apps/console.h"
 #include "apps/context.h"
 #include "cache/ledger/ledger.h"
-#include "io/file.h"
 #include "method/method.h"
-#include "model/llama.h"
+#include "model/model_files.h"
 
 namespace livequant::app {
 namespace {
@@ -31,8 +30,7 @@ Result<CacheShape> ShapeOf(const Flags& flags) {
         .num_layers = flags.layers, .num_kv_heads = flags.kv_heads, .head_dim = flags.head_dim, .rope = {}};
   }
   const std::string dir = flags.model.empty() ? DefaultModelDir() : flags.model;
-  LQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(dir + "/config.json", 1 << 20));
-  LQ_ASSIGN_OR_RETURN(const LlamaConfig config, ParseLlamaConfig(text));
+  LQ_ASSIGN_OR_RETURN(const LlamaConfig config, ReadModelConfig(dir));
   return CacheShape{.num_layers = config.num_hidden_layers,
                     .num_kv_heads = config.num_key_value_heads,
                     .head_dim = config.head_dim,
@@ -134,7 +132,7 @@ void AddLedger(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   CLI::App* cmd =
       app.add_subcommand("ledger", "exact bytes of a cache: codes, qparams, exact rows, pages; no model is run");
-  cmd->add_option("-m,--model", flags->model, "model directory (default: the embedded model)");
+  cmd->add_option("-m,--model", flags->model, "model directory or GGUF file (default: the embedded model)");
   cmd->add_option("--layers", flags->layers, "number of layers, instead of a model")->check(CLI::Range(1, 100000));
   cmd->add_option("--kv-heads,--num-key-value-heads", flags->kv_heads, "KV heads")->check(CLI::Range(1, 1 << 20));
   cmd->add_option("--head-dim", flags->head_dim, "values of one head of one row")->check(CLI::Range(1, 65536));

@@ -1,4 +1,4 @@
-// apps/main.cc: livequant run | eval | ledger | doctor | demo.
+// apps/main.cc: livequant run | eval | ledger | doctor | demo | inspect | encode | decode.
 //
 // Exit codes: 0 done, 1 the run failed, 2 bad usage (flags, policy, prompt), 130 interrupted.
 #include <fmt/format.h>
@@ -22,6 +22,8 @@ int main(int argc, char** argv) {
   AddLedger(app, &exit_code);
   AddDoctor(app, &exit_code);
   AddDemo(app, &exit_code);
+  AddInspect(app, &exit_code);
+  AddEncode(app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -191,7 +191,7 @@ void AddRun(CLI::App& app, int* exit_code) {
   auto flags = std::make_shared<Flags>();
   flags->model = DefaultModelDir();
   CLI::App* cmd = app.add_subcommand("run", "continue a prompt; text goes to standard output as it comes");
-  cmd->add_option("-m,--model", flags->model, "model directory")->capture_default_str();
+  cmd->add_option("-m,--model", flags->model, "model directory or GGUF file")->capture_default_str();
   CLI::Option* prompt = cmd->add_option("-p,--prompt", flags->prompt, "prompt (default: standard input)");
   cmd->add_option("-n,--n-predict", flags->n, "new tokens at most")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))

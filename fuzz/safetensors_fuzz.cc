@@ -2,6 +2,9 @@
 //
 // Input: the JSON header, a NUL byte, the data. The length in front is made here, so that the fuzzer need not guess it;
 // an input that starts with 0xFF is taken as a whole file.
+#include <algorithm>
+#include <map>
+
 #include "fuzz_main.h"
 #include "io/safetensors.h"
 
@@ -19,7 +22,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (header.size() < input.size()) file += input.substr(header.size() + 1);
   }
   const auto bytes = std::as_bytes(std::span(file.data(), file.size()));
-  const auto tensors = Safetensors::ParseHeader(bytes, "fuzz");
+  std::map<std::string, std::string> metadata;
+  const auto tensors = Safetensors::ParseHeader(bytes, "fuzz", &metadata);
   if (!tensors.ok()) {
     CheckPrintable(tensors.status().message());
     return 0;
@@ -38,5 +42,15 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     LQ_CHECK(static_cast<uint64_t>(count) <= 2 * tensor.bytes.size());  // no dtype has less than four bits
   }
   for (const bool c : covered) LQ_CHECK(c);
+
+  // What is written is read back.
+  const std::string again = SafetensorsText(*tensors, metadata);
+  std::map<std::string, std::string> metadata_again;
+  const auto back = Safetensors::ParseHeader(std::as_bytes(std::span(again)), "again", &metadata_again);
+  LQ_CHECK(back.ok() && metadata_again == metadata && back->size() == tensors->size());
+  for (const auto& [name, t] : *tensors) {
+    const TensorInfo& b = back->at(name);
+    LQ_CHECK(b.dtype == t.dtype && b.shape == t.shape && std::ranges::equal(b.bytes, t.bytes));
+  }
   return 0;
 }

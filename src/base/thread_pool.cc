@@ -1,17 +1,19 @@
-// base/thread_pool.cc: a gate that workers enter while a loop is open.
+// base/thread_pool.cc: one slot a worker, in which the caller leaves a ticket.
 //
 // Invariants
-//   `gate` holds kOpen while the caller hands out indices, and the number of workers inside in its low bits. The job
-//   fields are written only while gate == 0, and read only by the caller and by workers that are counted in gate. A
-//   loop never waits for a worker that did not enter: one that wakes late, or that the system does not run, finds the
-//   gate closed. So a loop costs what its indices cost, also on a machine with more threads than cores. `epoch` counts
-//   loops (and the end); workers wait for it to change. It orders nothing: `gate` does. All of it lies in one cache
-//   line: a worker that polls `epoch` gets the job with it, and one more transfer, for its own count in `gate`, brings
-//   it in. (A loop of two indices of 4 us costs 0.6 us beside them on a Zen 5; over four lines it cost 0.85 us.)
+//   A loop gives thread t index t and hands out the others, if there are more than threads, through `next`. Worker t's
+//   index lies in its slot as a ticket; whoever takes the ticket (sets it to 0) runs it: the worker, or the caller once
+//   it has nothing else to do. So a loop never waits for a worker that did not take its ticket, one that wakes late or
+//   that the system does not run, and costs what its indices cost also on a machine with more threads than cores.
+//   The job in a slot is written only while its ticket is 0 and its last taker is done, and read only by whoever took
+//   the ticket. A slot is one cache line that nobody else writes: opening a loop moves it to the worker, closing it
+//   moves it back, and with no more indices than threads nothing else moves.
 #include "base/thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -24,7 +26,7 @@
 namespace livequant {
 namespace {
 
-constexpr uint32_t kOpen = 1u << 31;
+constexpr uint32_t kStop = ~uint32_t{0};               // a ticket that ends its worker; no loop has it
 constexpr auto kSpin = std::chrono::microseconds(50);  // after this a worker parks
 // After this a spinning thread offers its core to others: the caller soon, since the worker that it waits for may need
 // that very core; a worker only when no loop of the same step can be about to open, since a yield costs a system call.
@@ -63,33 +65,38 @@ bool SpinUntil(Done&& done, std::chrono::nanoseconds hot, std::chrono::nanosecon
 }  // namespace
 
 struct ThreadPool::State {
-  alignas(64) std::atomic<uint32_t> epoch{0};
-  std::atomic<uint32_t> gate{0};
-  std::atomic<int64_t> next{0};
-  int64_t count = 0;
-  Call call = nullptr;
-  void* body = nullptr;
-  std::atomic<bool> stop{false};
-  alignas(64) bool crowded = false;
+  struct alignas(64) Slot {
+    std::atomic<uint32_t> ticket{0};  // number of a loop, kStop, or 0
+    std::atomic<uint32_t> done{0};    // number of the last loop that the worker took part in and left
+    Call call = nullptr;
+    void* body = nullptr;
+    int64_t count = 0;
+    alignas(64) std::byte copy[kBodyBytes];
+  };
+  alignas(64) std::atomic<int64_t> next{0};
+  alignas(64) std::unique_ptr<Slot[]> slots;  // of workers 1, 2, ...
+  uint32_t loop = 0;                          // number of the last loop, never 0 once there was one
+  bool open = false;
+  bool crowded = false;
   std::vector<std::thread> workers;
 
-  void Drain(int thread) {
+  // Indices beyond the first of each thread.
+  void Drain(Call call, void* body, int64_t count, int thread, int64_t threads) {
+    if (count <= threads) return;
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) call(body, i, thread);
   }
 
-  void Work(int thread) {
-    for (uint32_t seen = 0;;) {
-      const auto changed = [&] { return epoch.load(std::memory_order_acquire) != seen; };
-      if (!SpinUntil(changed, kWorkerHotSpin, kSpin, crowded)) epoch.wait(seen, std::memory_order_acquire);
-      seen = epoch.load(std::memory_order_acquire);
-      if (stop.load(std::memory_order_relaxed)) return;
-      uint32_t g = gate.load(std::memory_order_relaxed);
-      while ((g & kOpen) != 0) {
-        if (!gate.compare_exchange_weak(g, g + 1, std::memory_order_acquire, std::memory_order_relaxed)) continue;
-        Drain(thread);
-        gate.fetch_sub(1, std::memory_order_release);
-        break;
-      }
+  void Work(int thread, int64_t threads) {
+    Slot& slot = slots[static_cast<size_t>(thread - 1)];
+    for (;;) {
+      const auto posted = [&] { return slot.ticket.load(std::memory_order_relaxed) != 0; };
+      if (!SpinUntil(posted, kWorkerHotSpin, kSpin, crowded)) slot.ticket.wait(0, std::memory_order_relaxed);
+      uint32_t ticket = slot.ticket.load(std::memory_order_relaxed);
+      if (ticket == kStop) return;
+      if (ticket == 0 || !slot.ticket.compare_exchange_strong(ticket, 0, std::memory_order_acquire)) continue;
+      slot.call(slot.body, thread, thread);
+      Drain(slot.call, slot.body, slot.count, thread, threads);
+      slot.done.store(ticket, std::memory_order_release);
     }
   }
 };
@@ -98,31 +105,48 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique
   LQ_CHECK(threads >= 1);
   const unsigned cores = std::thread::hardware_concurrency();  // 0: not known
   state_->crowded = cores != 0 && static_cast<unsigned>(threads) > cores;
+  state_->slots = std::make_unique<State::Slot[]>(static_cast<size_t>(threads - 1));
   state_->workers.reserve(static_cast<size_t>(threads - 1));
-  for (int t = 1; t < threads; ++t) state_->workers.emplace_back([state = state_.get(), t] { state->Work(t); });
+  for (int t = 1; t < threads; ++t)
+    state_->workers.emplace_back([state = state_.get(), t, threads] { state->Work(t, threads); });
 }
 
 ThreadPool::~ThreadPool() {
-  state_->stop.store(true, std::memory_order_relaxed);
-  state_->epoch.fetch_add(1, std::memory_order_release);
-  state_->epoch.notify_all();
+  for (size_t w = 0; w < state_->workers.size(); ++w) {
+    state_->slots[w].ticket.store(kStop, std::memory_order_release);
+    state_->slots[w].ticket.notify_one();
+  }
   for (std::thread& worker : state_->workers) worker.join();
 }
 
-void ThreadPool::Run(int64_t count, Call call, void* body) {
+void ThreadPool::Run(int64_t count, Call call, void* body, size_t copied_bytes) {
   State& s = *state_;
-  LQ_CHECK(s.gate.load(std::memory_order_relaxed) == 0);  // loops do not nest
-  s.count = count;
-  s.call = call;
-  s.body = body;
-  s.next.store(0, std::memory_order_relaxed);
-  s.gate.store(kOpen, std::memory_order_release);
-  s.epoch.fetch_add(1, std::memory_order_release);
-  s.epoch.notify_all();  // a system call only if somebody is parked
-  s.Drain(0);
-  s.gate.fetch_and(~kOpen, std::memory_order_acq_rel);
-  SpinUntil([&] { return s.gate.load(std::memory_order_acquire) == 0; }, kCallerHotSpin, std::chrono::nanoseconds(0),
-            s.crowded);
+  LQ_CHECK(!s.open);  // loops do not nest
+  s.open = true;
+  s.loop = s.loop + 1 == kStop ? 1 : s.loop + 1;
+  if (count > threads_) s.next.store(threads_, std::memory_order_relaxed);
+  const int64_t posted = std::min<int64_t>(count, threads_) - 1;
+  for (int64_t w = 0; w < posted; ++w) {
+    State::Slot& slot = s.slots[static_cast<size_t>(w)];
+    slot.call = call, slot.body = body, slot.count = count;
+    if (copied_bytes > 0) slot.body = std::memcpy(slot.copy, body, copied_bytes);
+    slot.ticket.store(s.loop, std::memory_order_release);
+    slot.ticket.notify_one();  // a system call only if the worker is parked
+  }
+  call(body, 0, 0);
+  s.Drain(call, body, count, 0, threads_);
+  for (int64_t w = 0; w < posted; ++w) {
+    State::Slot& slot = s.slots[static_cast<size_t>(w)];
+    uint32_t ticket = s.loop;
+    if (slot.ticket.load(std::memory_order_relaxed) == ticket &&
+        slot.ticket.compare_exchange_strong(ticket, 0, std::memory_order_relaxed)) {
+      call(body, w + 1, 0);
+    } else {
+      SpinUntil([&] { return slot.done.load(std::memory_order_acquire) == s.loop; }, kCallerHotSpin,
+                std::chrono::nanoseconds(0), s.crowded);
+    }
+  }
+  s.open = false;
 }
 
 }  // namespace livequant

@@ -100,10 +100,31 @@ Status CheckShardName(const std::string& where, const std::string& name) {
   return Status(Code::kInvalidArgument, fmt::format("{}: {} is no file name of a shard", where, Excerpt(name)));
 }
 
+// metadata.total_size of an index is the bytes of all tensors; some writers give it as a fraction of .0.
+Status CheckTotalSize(const std::string& index, const json& document,
+                      const std::map<std::string, TensorInfo>& tensors) {
+  if (!document.contains("metadata")) return {};
+  const json& metadata = document["metadata"];
+  if (!metadata.is_object())
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{}: metadata is {}, not an object", index, ExcerptOfValue(metadata)));
+  if (!metadata.contains("total_size")) return {};
+  uint64_t bytes = 0;
+  for (const auto& [name, t] : tensors) bytes += t.bytes.size();
+  const json& total = metadata["total_size"];
+  const bool equal = total.is_number_unsigned()
+                         ? total.get<uint64_t>() == bytes
+                         : total.is_number() && total.get<double>() == static_cast<double>(bytes);
+  if (equal) return {};
+  return Status(Code::kInvalidArgument, fmt::format("{}: metadata.total_size is {}; its {} tensors have {} bytes",
+                                                    index, ExcerptOfValue(total), tensors.size(), bytes));
+}
+
 }  // namespace
 
 Result<std::map<std::string, TensorInfo>> Safetensors::ParseHeader(std::span<const std::byte> file,
-                                                                   std::string_view what) {
+                                                                   std::string_view what,
+                                                                   std::map<std::string, std::string>* metadata) {
   if (file.size() < kLengthBytes)
     return Status(Code::kDataLoss,
                   fmt::format("{}: {} bytes, the header length alone takes {}", what, file.size(), kLengthBytes));
@@ -129,6 +150,7 @@ Result<std::map<std::string, TensorInfo>> Safetensors::ParseHeader(std::span<con
                            std::all_of(entry.begin(), entry.end(), [](const json& value) { return value.is_string(); });
       if (!strings)
         return Status(Code::kInvalidArgument, fmt::format("{}: __metadata__ is no object of strings", what));
+      if (metadata != nullptr) *metadata = entry.get<std::map<std::string, std::string>>();
       continue;
     }
     const auto place = tensors.try_emplace(name).first;
@@ -158,18 +180,21 @@ Result<std::map<std::string, TensorInfo>> Safetensors::ParseHeader(std::span<con
   return tensors;
 }
 
+Result<Safetensors> Safetensors::OpenFile(const std::string& path) {
+  Safetensors model;
+  LQ_ASSIGN_OR_RETURN(MappedFile file, MappedFile::Open(path));
+  LQ_ASSIGN_OR_RETURN(model.tensors_, ParseHeader(file.bytes(), path, &model.metadata_));
+  model.files_.push_back(std::move(file));
+  model.paths_.push_back(path);
+  return model;
+}
+
 Result<Safetensors> Safetensors::OpenDirectory(const std::string& directory) {
   const std::string single = directory + "/model.safetensors", index = directory + "/model.safetensors.index.json";
-  Safetensors model;
-  Result<MappedFile> whole = MappedFile::Open(single);
-  if (whole.ok()) {
-    LQ_ASSIGN_OR_RETURN(model.tensors_, ParseHeader(whole->bytes(), single));
-    model.files_.push_back(*std::move(whole));
-    model.paths_.push_back(single);
-    return model;
-  }
-  if (whole.status().code() != Code::kNotFound) return whole.status();
+  Result<Safetensors> whole = OpenFile(single);
+  if (whole.ok() || whole.status().code() != Code::kNotFound) return whole;
 
+  Safetensors model;
   Result<std::string> text = ReadFile(index, kMaxIndexBytes);
   if (!text.ok() && text.status().code() == Code::kNotFound)
     return Status(Code::kNotFound,
@@ -178,6 +203,9 @@ Result<Safetensors> Safetensors::OpenDirectory(const std::string& directory) {
   LQ_ASSIGN_OR_RETURN(const json document, ParseJson(*text, index));
   if (!document.is_object() || !document.contains("weight_map") || !document["weight_map"].is_object())
     return Status(Code::kInvalidArgument, fmt::format("{}: no object weight_map", index));
+  for (const auto& [key, value] : document.items())
+    if (key != "weight_map" && key != "metadata")
+      return Status(Code::kInvalidArgument, fmt::format("{}: unknown field {}", index, Excerpt(key)));
   const json& weight_map = document["weight_map"];
   std::set<std::string> shards;
   for (const auto& [name, shard] : weight_map.items()) {
@@ -209,7 +237,27 @@ Result<Safetensors> Safetensors::OpenDirectory(const std::string& directory) {
       return Status(Code::kInvalidArgument, fmt::format("{}: tensor {} is not in {}", index, Excerpt(name),
                                                         Excerpt(shard.get_ref<const std::string&>())));
   }
+  LQ_RETURN_IF_ERROR(CheckTotalSize(index, document, model.tensors_));
   return model;
+}
+
+std::string SafetensorsText(const std::map<std::string, TensorInfo>& tensors,
+                            const std::map<std::string, std::string>& metadata) {
+  json header = json::object();
+  if (!metadata.empty()) header["__metadata__"] = metadata;
+  uint64_t at = 0;
+  for (const auto& [name, t] : tensors) {
+    header[name] = {{"dtype", t.dtype}, {"shape", t.shape}, {"data_offsets", {at, at + t.bytes.size()}}};
+    at += t.bytes.size();
+  }
+  std::string text = header.dump();
+  text.append((8 - text.size() % 8) % 8, ' ');
+  std::string out;
+  out.reserve(kLengthBytes + text.size() + at);
+  for (size_t i = 0; i < kLengthBytes; ++i) out += static_cast<char>(uint64_t{text.size()} >> (8 * i));
+  out += text;
+  for (const auto& [name, t] : tensors) out.append(reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size());
+  return out;
 }
 
 }  // namespace livequant

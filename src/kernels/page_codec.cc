@@ -7,6 +7,7 @@
 #include <cstring>
 #include <string>
 
+#include "kernels/round_rows.h"
 #include "numeric/float_formats.h"
 #include "numeric/packed_bits.h"
 #include "quant/affine_group.h"
@@ -169,10 +170,7 @@ void EncodeValueRow(const TensorCoding& c, const float* x, int64_t count, std::b
       return;
     case DType::kF16:
     case DType::kBF16:
-      for (int64_t i = 0; i < count; ++i) {
-        const uint16_t bits = c.dtype == DType::kF16 ? F16FromFloat(x[i]) : Bf16FromFloat(x[i]);
-        std::memcpy(codes + 2 * i, &bits, 2);
-      }
+      NarrowValues(c.dtype, x, count, codes);
       return;
     case DType::kFp8E4M3:
     case DType::kFp8E5M2:

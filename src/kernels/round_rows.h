@@ -4,6 +4,9 @@
 // rounds to zero becomes +0 in f16 and keeps its sign in bf16; f32 values stay as they are.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "base/span2d.h"
 #include "numeric/dtype.h"
 
@@ -13,5 +16,10 @@ namespace livequant {
 // Inf, or that would round to Inf: that row and those after it are as they came, those before it are rounded.
 // dtype: kF32, kF16, kBF16.
 bool RoundRowsTo(DType dtype, MatrixView<float> rows);
+
+// The bits of `count` values, each rounded to the nearest (ties to even; F16FromFloat and Bf16FromFloat of
+// numeric/float_formats.h: a zero keeps its sign), at `out`, aligned to two bytes. dtype: kF16, kBF16. REQUIRES every
+// value to round to a finite one.
+void NarrowValues(DType dtype, const float* values, int64_t count, std::byte* out);
 
 }  // namespace livequant

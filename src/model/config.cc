@@ -79,7 +79,7 @@ Status CheckUnsupported(const json& root) {
   }
   if (!Absent(root, "hidden_act") && root["hidden_act"] != "silu")
     return Bad(Code::kUnsupported, "hidden_act", root["hidden_act"], "only \"silu\" is known here");
-  for (const char* name : {"quantization_config", "sliding_window"})
+  for (const char* name : {"sliding_window"})
     if (!Absent(root, name)) return Bad(Code::kUnsupported, name, root[name], "must be absent or null");
   return {};
 }

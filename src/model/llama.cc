@@ -11,10 +11,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "io/file.h"
-#include "io/safetensors.h"
 #include "kernels/matmul.h"
 #include "kernels/ops.h"
+#include "model/model_files.h"
 #include "model/weights.h"
 
 namespace livequant {
@@ -99,19 +98,15 @@ const std::string& Llama::digest() const { return impl_->digest; }
 int64_t Llama::parameters() const { return impl_->weights.parameters; }
 int64_t Llama::weight_bytes() const { return impl_->weights.step_bytes; }
 
-Result<std::shared_ptr<const Llama>> Llama::Load(const std::string& directory) {
-  LQ_ASSIGN_OR_RETURN(const std::string text, ReadFile(directory + "/config.json", 4 << 20));
+Result<std::shared_ptr<const Llama>> Llama::Load(const std::string& path) {
+  LQ_ASSIGN_OR_RETURN(const std::unique_ptr<const ModelFiles> files, ModelFiles::Open(path));
   std::shared_ptr<Llama> model(new Llama());
-  LQ_ASSIGN_OR_RETURN(model->impl_->config, ParseLlamaConfig(text));
-  LQ_ASSIGN_OR_RETURN(const Safetensors file, Safetensors::OpenDirectory(directory));
-  LQ_ASSIGN_OR_RETURN(model->impl_->weights, ReadLlamaWeights(model->impl_->config, file.tensors()));
-  Sha256 digest;
-  digest.Add(text);
-  for (const std::string& path : file.paths()) {
-    LQ_ASSIGN_OR_RETURN(const MappedFile bytes, MappedFile::Open(path));
-    digest.Add(bytes.bytes());
-  }
-  model->impl_->digest = digest.Hex();
+  model->impl_->config = files->config();
+  Result<LlamaWeights> weights = ReadLlamaWeights(files->config(), files->weights());
+  if (!weights.ok())
+    return Status(weights.status().code(), fmt::format("{}: {}", path, weights.status().message()));
+  model->impl_->weights = *std::move(weights);
+  LQ_ASSIGN_OR_RETURN(model->impl_->digest, files->Digest());
   const LlamaConfig& c = model->impl_->config;
   model->impl_->rope = RopeTable(c.rope, c.head_dim, c.max_position_embeddings);
   return std::shared_ptr<const Llama>(std::move(model));

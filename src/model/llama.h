@@ -1,4 +1,4 @@
-// model/llama.h: a Hugging Face LlamaForCausalLM directory, run in f32 over a KvCache.
+// model/llama.h: a LlamaForCausalLM, of a Hugging Face directory or a GGUF file, run in f32 over a KvCache.
 //
 // Row invariance: the logits of a row depend on that row's tokens and positions only; not on batch, chunks, drafts or
 // threads (chunks: under `stepwise`, where the schema makes a row's reads independent of how its prompt was cut). Every
@@ -30,7 +30,8 @@ struct LlamaConfig {
   RopeConfig rope;
 };
 // config.json's text. Every error names the field, the value and the limit; an unknown architecture, RoPE type or
-// activation is kUnsupported, as are biases, quantized weights and sliding windows. Where Hugging Face's LlamaConfig
+// activation is kUnsupported, as are biases and sliding windows. quantization_config is left to
+// model/fp8_weights.h. Where Hugging Face's LlamaConfig
 // documents a default, an absent or null field has it: num_key_value_heads (= num_attention_heads), head_dim (=
 // hidden_size / num_attention_heads), hidden_act (silu), rope_theta (10000), tie_word_embeddings, attention_bias,
 // mlp_bias (false). rope_theta may stand beside rope_parameters, which older readers do not know: then both must agree.
@@ -48,15 +49,16 @@ struct SequenceTokens {
 class Llama {
  public:
   ~Llama();
-  // Reads config.json and model.safetensors (one file, or an index with shards) of `directory`. Weights are F32, F16 or
-  // BF16 under Hugging Face's names. Missing, left-over or misshapen tensors are errors that name the tensor, but for
-  // two that say nothing new: a `rotary_emb.inv_freq` buffer (config.json holds theta), and an lm_head.weight equal
-  // byte for byte to the embedding it is tied to.
-  static Result<std::shared_ptr<const Llama>> Load(const std::string& directory);
+  // Reads a directory, its config.json and model.safetensors (one file, or an index with shards), or one GGUF file.
+  // Weights are F32, F16, BF16, F8_E4M3 with scales (model/fp8_weights.h), and in GGUF Q8_0 and Q4_0 besides. Missing,
+  // left-over or misshapen tensors are errors that name the tensor, but for two that say nothing new: a
+  // `rotary_emb.inv_freq` buffer (config.json holds theta), and an lm_head.weight equal byte for byte to the embedding
+  // it is tied to.
+  static Result<std::shared_ptr<const Llama>> Load(const std::string& path);
   const LlamaConfig& config() const;
-  const std::string& digest() const;  // SHA-256 of config.json and the weight files, hex
+  const std::string& digest() const;  // SHA-256 of config.json and the weight files, or of the GGUF file, hex
   int64_t parameters() const;
-  int64_t weight_bytes() const;  // as stored; what one decode step reads (the embedding table once, if tied)
+  int64_t weight_bytes() const;  // as held; what one decode step reads (the embedding table once, if tied)
 
   // Scratch of one stepping thread: nothing is allocated in a step.
   class Workspace {

@@ -4,27 +4,20 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
-#include <span>
-#include <string_view>
+#include <map>
+#include <string>
 
 #include "numeric/float_formats.h"
 
 namespace livequant {
 namespace {
 
-using TensorMap = std::map<std::string, TensorInfo>;
 constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
 std::string LayerTensor(int layer, const char* name) { return fmt::format("model.layers.{}.{}.weight", layer, name); }
-
-Result<DType> StoredDType(const std::string& name, const TensorInfo& t) {
-  if (t.dtype == "F32") return DType::kF32;
-  if (t.dtype == "F16") return DType::kF16;
-  if (t.dtype == "BF16") return DType::kBF16;
-  return Status(Code::kUnsupported, fmt::format("tensor {} is {}; F32, F16 and BF16 are read", name, t.dtype));
-}
 
 std::map<std::string, std::vector<int64_t>> ExpectedShapes(const LlamaConfig& c) {
   const int64_t q = int64_t{c.num_attention_heads} * c.head_dim, kv = int64_t{c.num_key_value_heads} * c.head_dim;
@@ -45,59 +38,80 @@ std::map<std::string, std::vector<int64_t>> ExpectedShapes(const LlamaConfig& c)
   return want;
 }
 
-// Tensors that say nothing which config.json or another tensor does not say. Older exports hold the RoPE frequencies as
-// a buffer; some write a tied head twice, which is harmless only if it really is the embedding.
-bool SaysNothingNew(const LlamaConfig& c, const TensorMap& tensors, const std::string& name, const TensorInfo& t) {
-  if (name.ends_with("rotary_emb.inv_freq")) return true;
-  if (name != kHead || !c.tie_word_embeddings) return false;
-  const auto embedding = tensors.find(kEmbedding);
-  return embedding != tensors.end() && embedding->second.dtype == t.dtype && embedding->second.shape == t.shape &&
-         embedding->second.bytes.size() == t.bytes.size() &&
-         std::memcmp(embedding->second.bytes.data(), t.bytes.data(), t.bytes.size()) == 0;
+constexpr int64_t kCopyValues = 1 << 16;  // values that are compared or widened at once
+
+// Both matrices hold the same bytes.
+bool SameValues(const WeightSource& source, const std::string& a, const std::string& b) {
+  const SourceTensor &ta = source.tensors().at(a), &tb = source.tensors().at(b);
+  if (ta.dtype != tb.dtype || ta.shape != tb.shape) return false;
+  const int64_t step = std::max<int64_t>(1, kCopyValues / ta.cols()), row_bytes = ta.cols() * DTypeBytes(ta.dtype);
+  std::vector<std::byte> left(static_cast<size_t>(step * row_bytes)), right(left.size());
+  for (int64_t r = 0; r < ta.rows(); r += step) {
+    const int64_t n = std::min(step, ta.rows() - r);
+    source.Read(a, r, n, left.data());
+    source.Read(b, r, n, right.data());
+    if (std::memcmp(left.data(), right.data(), static_cast<size_t>(n * row_bytes)) != 0) return false;
+  }
+  return true;
 }
 
-Status CheckNamesAndShapes(const LlamaConfig& c, const TensorMap& tensors) {
+// Tensors that say nothing which config.json or another tensor does not say. Older exports hold the RoPE frequencies as
+// a buffer; some write a tied head twice, which is harmless only if it really is the embedding.
+bool SaysNothingNew(const LlamaConfig& c, const WeightSource& source, const std::string& name) {
+  if (name.ends_with("rotary_emb.inv_freq")) return true;
+  if (name != kHead || !c.tie_word_embeddings) return false;
+  return source.tensors().contains(kEmbedding) && source.tensors().contains(kHead) &&
+         SameValues(source, kEmbedding, kHead);
+}
+
+Status LeftOver(const std::string& name) {
+  return Status(Code::kInvalidArgument,
+                fmt::format("tensor {} is left over: the model of this config.json has no such tensor", name));
+}
+
+}  // namespace
+
+Status CheckLlamaWeights(const LlamaConfig& c, const WeightSource& source) {
   const auto want = ExpectedShapes(c);
+  const auto& tensors = source.tensors();
   for (const auto& [name, shape] : want) {
+    if (const auto refused = source.refused().find(name); refused != source.refused().end()) return refused->second;
     const auto found = tensors.find(name);
     if (found == tensors.end())
       return Status(Code::kInvalidArgument, fmt::format("tensor {} is missing; config.json implies it", name));
     if (found->second.shape != shape)
       return Status(Code::kInvalidArgument, fmt::format("tensor {} has shape [{}]; config.json implies [{}]", name,
                                                         fmt::join(found->second.shape, ", "), fmt::join(shape, ", ")));
-    LQ_ASSIGN_OR_RETURN(const DType dtype, StoredDType(name, found->second));
-    int64_t values = 1;
-    for (const int64_t d : shape) values *= d;
-    LQ_CHECK(static_cast<int64_t>(found->second.bytes.size()) == values * DTypeBytes(dtype));  // ParseHeader's promise
   }
   for (const auto& [name, t] : tensors)
-    if (!want.contains(name) && !SaysNothingNew(c, tensors, name, t))
-      return Status(
-          Code::kInvalidArgument,
-          fmt::format("tensor {} is left over: LlamaForCausalLM with this config.json has no such tensor", name));
+    if (!want.contains(name) && !SaysNothingNew(c, source, name)) return LeftOver(name);
+  for (const auto& [name, why] : source.refused())
+    if (!want.contains(name) && !SaysNothingNew(c, source, name)) return LeftOver(name);
   return {};
 }
 
+namespace {
+
 class Reader {
  public:
-  Reader(const LlamaConfig& config, const TensorMap& tensors) : c_(config), tensors_(tensors) {}
+  Reader(const LlamaConfig& config, const WeightSource& source) : c_(config), source_(source) {}
 
   Result<LlamaWeights> Read() {
-    LQ_RETURN_IF_ERROR(CheckNamesAndShapes(c_, tensors_));
+    LQ_RETURN_IF_ERROR(CheckLlamaWeights(c_, source_));
     LlamaWeights w;
-    const TensorInfo& embedding = tensors_.at(kEmbedding);
-    LQ_ASSIGN_OR_RETURN(w.embedding_dtype, StoredDType(kEmbedding, embedding));
-    w.embedding.assign(embedding.bytes.begin(), embedding.bytes.end());
+    w.embedding_dtype = source_.tensors().at(kEmbedding).dtype;
     const int64_t row_bytes = c_.hidden_size * DTypeBytes(w.embedding_dtype);
+    w.embedding.resize(static_cast<size_t>(c_.vocab_size * row_bytes));
+    source_.Read(kEmbedding, 0, c_.vocab_size, w.embedding.data());
     values_ += c_.vocab_size * c_.hidden_size;
     if (c_.tie_word_embeddings) {
       // The head's rows are read; the row that is looked up is one of them.
       LQ_ASSIGN_OR_RETURN(w.lm_head,
                           PackedMatrix::Pack(w.embedding_dtype, w.embedding.data(), c_.vocab_size, c_.hidden_size));
-      stored_bytes_ += row_bytes * c_.vocab_size;
+      step_bytes_ += row_bytes * c_.vocab_size;
     } else {
       LQ_ASSIGN_OR_RETURN(w.lm_head, Stack({kHead}));
-      stored_bytes_ += row_bytes;
+      step_bytes_ += row_bytes;
     }
     for (int l = 0; l < c_.num_hidden_layers; ++l) {
       LlamaLayer layer;
@@ -112,7 +126,7 @@ class Reader {
     }
     w.final_norm = Norm("model.norm.weight");
     w.parameters = values_;
-    w.step_bytes = stored_bytes_;
+    w.step_bytes = step_bytes_;
     return w;
   }
 
@@ -120,54 +134,58 @@ class Reader {
   // The named matrices, one below the other, packed. They keep their dtype if they share one, else all are widened to
   // f32.
   Result<PackedMatrix> Stack(const std::vector<std::string>& names) {
+    const SourceTensor& first = source_.tensors().at(names[0]);
+    const int64_t cols = first.cols();
     int64_t rows = 0;
-    const int64_t cols = tensors_.at(names[0]).shape[1];
-    std::vector<DType> dtypes;
-    bool mixed = false;
+    DType dtype = first.dtype;
     for (const std::string& name : names) {
-      const TensorInfo& t = tensors_.at(name);
-      LQ_ASSIGN_OR_RETURN(const DType dtype, StoredDType(name, t));
-      dtypes.push_back(dtype);
-      mixed = mixed || dtype != dtypes[0];
-      rows += t.shape[0];
-      values_ += t.shape[0] * cols;
-      stored_bytes_ += static_cast<int64_t>(t.bytes.size());
+      const SourceTensor& t = source_.tensors().at(name);
+      if (t.dtype != dtype) dtype = DType::kF32;
+      rows += t.rows();
+      values_ += t.rows() * cols;
+      step_bytes_ += t.rows() * cols * DTypeBytes(t.dtype);
     }
-    const DType dtype = mixed ? DType::kF32 : dtypes[0];
     std::vector<std::byte> stacked(static_cast<size_t>(rows * cols * DTypeBytes(dtype)));  // aligned, as Pack needs it
     std::byte* to = stacked.data();
-    for (size_t i = 0; i < names.size(); ++i) {
-      const TensorInfo& t = tensors_.at(names[i]);
-      const int64_t values = t.shape[0] * cols;
-      if (mixed)
-        WidenValues(dtypes[i], t.bytes.data(), values, reinterpret_cast<float*>(to));
-      else
-        std::memcpy(to, t.bytes.data(), t.bytes.size());
-      to += values * DTypeBytes(dtype);
+    for (const std::string& name : names) {
+      ReadAs(dtype, name, to);
+      to += source_.tensors().at(name).rows() * cols * DTypeBytes(dtype);
     }
     return PackedMatrix::Pack(dtype, stacked.data(), rows, cols);
   }
 
   std::vector<float> Norm(const std::string& name) {
-    const TensorInfo& t = tensors_.at(name);
-    std::vector<float> out(static_cast<size_t>(c_.hidden_size));
-    const Result<DType> dtype = StoredDType(name, t);
-    LQ_CHECK(dtype.ok());  // CheckNamesAndShapes saw it
-    WidenValues(*dtype, t.bytes.data(), c_.hidden_size, out.data());
-    values_ += c_.hidden_size;
-    stored_bytes_ += static_cast<int64_t>(t.bytes.size());
+    const SourceTensor& t = source_.tensors().at(name);
+    std::vector<float> out(static_cast<size_t>(t.cols()));
+    ReadAs(DType::kF32, name, reinterpret_cast<std::byte*>(out.data()));
+    values_ += t.cols();
+    step_bytes_ += t.cols() * DTypeBytes(t.dtype);
     return out;
   }
 
+  // All rows of a tensor in its own dtype or, widened, in kF32.
+  void ReadAs(DType dtype, const std::string& name, std::byte* out) const {
+    const SourceTensor& t = source_.tensors().at(name);
+    if (t.dtype == dtype) return source_.Read(name, 0, t.rows(), out);
+    LQ_CHECK(dtype == DType::kF32);
+    const int64_t step = std::max<int64_t>(1, kCopyValues / t.cols());
+    std::vector<std::byte> narrow(static_cast<size_t>(step * t.cols() * DTypeBytes(t.dtype)));
+    for (int64_t r = 0; r < t.rows(); r += step) {
+      const int64_t n = std::min(step, t.rows() - r);
+      source_.Read(name, r, n, narrow.data());
+      WidenValues(t.dtype, narrow.data(), n * t.cols(), reinterpret_cast<float*>(out) + r * t.cols());
+    }
+  }
+
   const LlamaConfig& c_;
-  const TensorMap& tensors_;
-  int64_t values_ = 0, stored_bytes_ = 0;
+  const WeightSource& source_;
+  int64_t values_ = 0, step_bytes_ = 0;
 };
 
 }  // namespace
 
-Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const TensorMap& tensors) {
-  return Reader(config, tensors).Read();
+Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const WeightSource& source) {
+  return Reader(config, source).Read();
 }
 
 void WidenValues(DType dtype, const std::byte* values, int64_t count, float* out) {
@@ -184,7 +202,7 @@ void WidenValues(DType dtype, const std::byte* values, int64_t count, float* out
       }
       return;
     default:
-      LQ_CHECK(!"a weight dtype that StoredDType does not give");
+      LQ_CHECK(!"a weight dtype that no source gives");
   }
 }
 

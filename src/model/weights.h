@@ -9,14 +9,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <string>
 #include <vector>
 
 #include "base/status.h"
-#include "io/safetensors.h"
 #include "kernels/matmul.h"
 #include "model/llama.h"
+#include "model/weight_source.h"
 #include "numeric/dtype.h"
 
 namespace livequant {
@@ -28,17 +26,20 @@ struct LlamaLayer {
 
 struct LlamaWeights {
   DType embedding_dtype = DType::kF32;
-  std::vector<std::byte> embedding;  // [vocab][hidden], as stored
+  std::vector<std::byte> embedding;  // [vocab][hidden], in the source's dtype
   std::vector<LlamaLayer> layers;
   std::vector<float> final_norm;  // [hidden]
   PackedMatrix lm_head;           // [vocab][hidden]
   int64_t parameters = 0;         // values in the file, ignored tensors left out
-  int64_t step_bytes = 0;         // stored bytes that one decode step of one row reads
+  int64_t step_bytes = 0;         // bytes that one decode step of one row reads
 };
 
-// kInvalidArgument names the tensor that is missing, left over or misshapen (both shapes); kUnsupported a dtype other
-// than F32, F16, BF16.
-Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const std::map<std::string, TensorInfo>& tensors);
+// Names, shapes and dtypes of `source` against the config; reads no value but those of a head written twice.
+// kInvalidArgument names the tensor that is missing, left over or misshapen (both shapes); kUnsupported a dtype that
+// `source` can't read.
+Status CheckLlamaWeights(const LlamaConfig& config, const WeightSource& source);
+// All of them, after that check. Besides the result there is never more than one matrix in memory.
+Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const WeightSource& source);
 
 // `count` values of `dtype` (kF32, kF16, kBF16), at any alignment, as f32; exact.
 void WidenValues(DType dtype, const std::byte* values, int64_t count, float* out);

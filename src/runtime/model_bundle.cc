@@ -3,19 +3,23 @@
 
 #include <fmt/format.h>
 
+#include "model/model_files.h"
+#include "text/gguf_tokenizer.h"
+
 namespace livequant {
 
-Result<ModelBundle> ModelBundle::Load(const std::string& directory, WithTokenizer with) {
+Result<ModelBundle> ModelBundle::Load(const std::string& path, WithTokenizer with) {
   ModelBundle bundle;
-  bundle.directory = directory;
-  LQ_ASSIGN_OR_RETURN(bundle.model, Llama::Load(directory));
+  bundle.path = path;
+  LQ_ASSIGN_OR_RETURN(bundle.model, Llama::Load(path));
   bundle.identity.model = bundle.model->digest();
   if (with == WithTokenizer::kNo) return bundle;
-  LQ_ASSIGN_OR_RETURN(Tokenizer tokenizer, Tokenizer::Load(directory + "/tokenizer.json"));
+  const bool gguf = IsModelFile(path);
+  const std::string file = gguf ? path : path + "/tokenizer.json";
+  LQ_ASSIGN_OR_RETURN(Tokenizer tokenizer, gguf ? LoadGgufTokenizer(file) : Tokenizer::Load(file));
   if (tokenizer.vocab_size() > bundle.model->config().vocab_size)
-    return Status(Code::kOutOfRange,
-                  fmt::format("{}/tokenizer.json has ids up to {}; config.json's vocab_size is {}", directory,
-                              tokenizer.vocab_size() - 1, bundle.model->config().vocab_size));
+    return Status(Code::kOutOfRange, fmt::format("{} has ids up to {}; the model's vocab_size is {}", file,
+                                                 tokenizer.vocab_size() - 1, bundle.model->config().vocab_size));
   bundle.identity.tokenizer = tokenizer.digest();
   bundle.tokenizer = std::move(tokenizer);
   return bundle;

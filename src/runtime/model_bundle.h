@@ -1,5 +1,5 @@
-// runtime/model_bundle.h: what a model directory gives: the model, its tokenizer, and the identity that its caches
-// carry.
+// runtime/model_bundle.h: what a model directory or a GGUF file gives: the model, its tokenizer, and the identity that
+// its caches carry.
 #pragma once
 
 #include <memory>
@@ -16,15 +16,15 @@
 namespace livequant {
 
 struct ModelBundle {
-  std::string directory;
+  std::string path;  // a directory or a GGUF file
   std::shared_ptr<const Llama> model;
   std::optional<Tokenizer> tokenizer;  // absent: loaded without
   Identity identity;                   // digests of model and tokenizer; no adapter, no calibration
 
   enum class WithTokenizer { kYes, kNo };
-  // config.json, model.safetensors and, if asked for, tokenizer.json of `directory`. Errors name the file; a tokenizer
-  // with ids beyond the model's vocabulary is kOutOfRange (both numbers).
-  static Result<ModelBundle> Load(const std::string& directory, WithTokenizer with = WithTokenizer::kYes);
+  // What Llama::Load reads and, if asked for, the directory's tokenizer.json or the GGUF file's tokenizer. Errors name
+  // the file; a tokenizer with ids beyond the model's vocabulary is kOutOfRange (both numbers).
+  static Result<ModelBundle> Load(const std::string& path, WithTokenizer with = WithTokenizer::kYes);
 
   CacheShape shape() const;
   // method/SchemaFor with this model's shape, `read_step` (schema/ParseContract) and identity filled in, validated.

@@ -266,8 +266,34 @@ TEST_F(DirectoryTest, RefusesByName) {
   EXPECT_THAT(Why(), HasSubstr("no string"));
   Index(R"({"a":"model-1.safetensors","b":"model-2.safetensors"})");
   EXPECT_EQ(Why(), "accepted");
+  const std::string both = R"("weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}})";
+  for (const auto& [metadata, says] : {std::pair("7", "metadata is"), std::pair(R"({"total_size":5})", "total_size is"),
+                                       std::pair(R"({"total_size":"4"})", "4 bytes")}) {
+    Write("model.safetensors.index.json", std::string("{\"metadata\":") + metadata + "," + both);
+    EXPECT_THAT(Why(), HasSubstr(says));
+  }
+  for (const char* metadata : {"{}", R"({"total_size":4.0,"total_parameters":4})"}) {  // as some writers give it
+    Write("model.safetensors.index.json", std::string("{\"metadata\":") + metadata + "," + both);
+    EXPECT_EQ(Why(), "accepted");
+  }
+  Write("model.safetensors.index.json", "{\"more\":1," + both);
+  EXPECT_THAT(Why(), HasSubstr("unknown field \"more\""));
+  Index(R"({"a":"model-1.safetensors","b":"model-2.safetensors"})");
   Write("model-2.safetensors", Shard("b", "zw").substr(0, 40));
   EXPECT_THAT(Why(), AllOf(HasSubstr("data_loss"), HasSubstr("model-2.safetensors")));
+}
+
+TEST_F(DirectoryTest, WhatIsWrittenIsReadBack) {
+  const std::string a = "xyz", b(8, '\1');
+  const std::map<std::string, TensorInfo> tensors = {{"a", {"U8", {3}, Bytes(a)}}, {"b", {"F32", {1, 2}, Bytes(b)}}};
+  Write("t.safetensors", SafetensorsText(tensors, {{"format", "test"}, {"odd", "\"\n"}}));
+  const auto file = Safetensors::OpenFile(root_ + "/t.safetensors");
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  EXPECT_THAT(file->metadata(), ElementsAre(std::pair("format", "test"), std::pair("odd", "\"\n")));
+  ASSERT_EQ(file->tensors().size(), 2u);
+  EXPECT_EQ(file->tensors().at("b").shape, (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(std::memcmp(file->tensors().at("a").bytes.data(), "xyz", 3), 0);
+  EXPECT_THAT(Safetensors::OpenFile(root_ + "/none").status().ToString(), HasSubstr("not_found"));
 }
 
 TEST(SafetensorsModel, TheEmbeddedModelOpens) {

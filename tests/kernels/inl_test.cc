@@ -35,6 +35,11 @@ void TileGemmTest(const float* a, int64_t lda, const float* b, int64_t ldb, floa
   TileGemm(a, lda, b, ldb, c, ldc, m, n, k, accumulate);
 }
 
+void TileDotsTest(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m, int64_t n,
+                  int64_t k) {
+  TileDots(a, lda, b, ldb, c, ldc, m, n, k);
+}
+
 bool Fused() { return HWY_NATIVE_FMA != 0; }
 
 }  // namespace HWY_NAMESPACE
@@ -46,6 +51,7 @@ namespace livequant {
 namespace {
 HWY_EXPORT(ExpAll);
 HWY_EXPORT(TileGemmTest);
+HWY_EXPORT(TileDotsTest);
 HWY_EXPORT(Fused);
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
@@ -157,6 +163,52 @@ TEST(TileGemm, EqualsTheChainBitForBit) {
           }
           ASSERT_EQ(std::bit_cast<uint32_t>(expected), std::bit_cast<uint32_t>(out[at]))
               << "m " << m << " n " << n << " k " << k << " at " << r << "," << j << " accumulate " << accumulate;
+        }
+      }
+    });
+  });
+}
+
+// The definition in tile_gemm-inl.h, in scalars.
+float Dot(const std::vector<float>& x, const std::vector<float>& w, bool fused) {
+  float chain[16] = {};
+  for (size_t i = 0; i < x.size(); ++i)
+    chain[i % 16] = i < 16 ? x[i] * w[i] : fused ? std::fma(x[i], w[i], chain[i % 16]) : chain[i % 16] + x[i] * w[i];
+  for (int half = 8; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) chain[i] += chain[i + half];
+  return chain[0];
+}
+
+TEST(TileDots, EqualsSixteenChainsFoldedAsATreeBitForBit) {
+  ForEachIsa([](const char* isa) {
+    SCOPED_TRACE(isa);
+    const bool fused = HWY_DYNAMIC_DISPATCH(Fused)();
+    ForAll(120, [&](Rng& rng) {
+      const int64_t m = rng.Range(0, 20), k = rng.Range(0, 200), n = 16 * rng.Range(0, 9);
+      const int64_t lda = k + rng.Range(0, 4), ldb = n + rng.Range(0, 4), ldc = n + rng.Range(0, 4);
+      const auto fill = [&](int64_t rows, int64_t cols, int64_t stride) {
+        std::vector<float> x(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride + cols));
+        for (float& v : x) v = static_cast<float>(rng.Normal());
+        return x;
+      };
+      const auto a = fill(m, k, lda), b = fill(k, n, ldb), c = fill(m, n, ldc);
+      auto out = c;
+      HWY_DYNAMIC_DISPATCH(TileDotsTest)(a.data(), lda, b.data(), ldb, out.data(), ldc, m, n, k);
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t j = 0; j < ldc; ++j) {
+          const auto at = static_cast<size_t>(r * ldc + j);
+          if (at >= c.size()) continue;
+          float expected = c[at];
+          if (j < n) {
+            std::vector<float> x, w;
+            for (int64_t i = 0; i < k; ++i) {
+              x.push_back(a[static_cast<size_t>(r * lda + i)]);
+              w.push_back(b[static_cast<size_t>(i * ldb + j)]);
+            }
+            expected = Dot(x, w, fused);
+          }
+          ASSERT_EQ(std::bit_cast<uint32_t>(expected), std::bit_cast<uint32_t>(out[at]))
+              << "m " << m << " n " << n << " k " << k << " at " << r << "," << j;
         }
       }
     });

@@ -57,6 +57,21 @@ TEST(RoundRowsTo, EqualsTheScalarDefinition) {
   }
 }
 
+TEST(NarrowValues, GivesTheBitsOfTheScalarDefinition) {
+  for (const DType t : {DType::kF16, DType::kBF16}) {
+    const std::vector<float> x = EdgesOf(t);
+    ForEachIsa([&](const char* isa) {
+      std::vector<uint16_t> out(x.size() + 1, 0xABCD);
+      const auto count = static_cast<int64_t>(x.size()) / 77 * 77;  // whole vectors and a rest
+      NarrowValues(t, x.data(), count, reinterpret_cast<std::byte*>(out.data()));
+      for (size_t i = 0; i < static_cast<size_t>(count); ++i)
+        ASSERT_EQ(out[i], t == DType::kF16 ? F16FromFloat(x[i]) : Bf16FromFloat(x[i]))
+            << isa << " " << DTypeName(t) << " " << std::hexfloat << x[i];
+      ASSERT_EQ(out[static_cast<size_t>(count)], 0xABCD) << isa;
+    });
+  }
+}
+
 TEST(RoundRowsTo, StopsAtTheRowThatDoesNotFit) {
   const auto nan = std::numeric_limits<float>::quiet_NaN();
   for (const DType t : kTypes)

@@ -92,7 +92,6 @@ TEST(LlamaConfig, RefusesEveryBadFieldByNameValueAndLimit) {
       {"attention_bias", 1, Code::kInvalidArgument, "true or false"},
       {"mlp_bias", true, Code::kUnsupported, "bias"},
       {"tie_word_embeddings", "yes", Code::kInvalidArgument, "yes"},
-      {"quantization_config", json{{"bits", 4}}, Code::kUnsupported, "bits"},
       {"sliding_window", 4096, Code::kUnsupported, "4096"},
       {"vocab_size", 0, Code::kOutOfRange, "0"},
       {"vocab_size", -5, Code::kOutOfRange, "-5"},

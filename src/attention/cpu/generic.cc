@@ -1,7 +1,8 @@
 // attention/cpu/generic.cc: AttendGeneric (attention.h), arithmetic id generic_f32.
 //
 // The bits of an output row, for one query and head (everything in f32, every product-sum fused):
-//   score   s[j] = chain over channels 0, 1, ... of fma(q[c] * scale, k[j][c], s), from 0
+//   score   s[j] = 16 chains, chain i over channels i, i + 16, ... of fma(q[c] * scale, k[j][c], .) from a product that
+//           rounds, folded as a tree (TileDots)
 //   leaf    256 rows by absolute position: m = max s, p[j] = exp(s[j] - m); l = 16 partial sums (j mod 16, j rising),
 //   folded as
 //           a tree; o[c] = chain over rows j rising of fma(p[j], v[j][c], o), from 0
@@ -90,6 +91,10 @@ Hull HullOf(const Block& b, int tensor, int segment, int64_t tile) {
   Hull h{0, 0, {0, 0}};
   // Cheap answers first: the segment of the first and the last query bound all others.
   if (segment == kPinnedRows && tile >= b.call->view.pinned) return h;
+  if (b.queries == 1) {
+    const Range r = RowsOf(b, tensor, segment, 0, tile);
+    return r.empty() ? h : Hull{0, 1, r};
+  }
   for (int i = 0; i < b.queries; ++i) {
     const Range r = RowsOf(b, tensor, segment, i, tile);
     if (r.empty()) continue;
@@ -100,13 +105,20 @@ Hull HullOf(const Block& b, int tensor, int segment, int64_t tile) {
   return h;
 }
 
-// Index of the last entry that starts at or before `row`; 0 if none does.
+// Index of the last entry that starts at or before `row`; 0 if none does. Pages without scars or short groups hold
+// page_rows rows each, so the first guess is nearly always right.
 int FindEntry(const Block& b, int tensor, int form, int64_t row) {
   const CacheView& view = b.call->view;
-  int low = 0, high = view.seq[b.item->sequence].entries[tensor][form];
+  const int count = view.seq[b.item->sequence].entries[tensor][form];
+  const auto start = [&](int i) -> int64_t { return view.entry(b.item->sequence, tensor, form, i).start; };
+  if (count <= 1) return 0;
+  const int guess =
+      static_cast<int>(std::clamp<int64_t>((row - start(0)) / view.plane[tensor][form].rows, 0, count - 1));
+  if (start(guess) <= row && (guess + 1 == count || row < start(guess + 1))) return guess;
+  int low = 0, high = count;
   while (high - low > 1) {
     const int mid = (low + high) / 2;
-    (view.entry(b.item->sequence, tensor, form, mid).start <= row ? low : high) = mid;
+    (start(mid) <= row ? low : high) = mid;
   }
   return low;
 }
@@ -293,123 +305,72 @@ void Transpose(const float* rows, int64_t stride, int count, int channels, float
 #endif
 }
 
+HWY_INLINE VF LoadAsF32(const float* p) { return hn::LoadU(DF(), p); }
+template <class T>
+HWY_INLINE VF LoadAsF32(const T* p) {
+  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<T, DF>(), p));
+}
+
 // ---- scores of few query rows, straight from rows of keys ----
 
 #if HWY_TARGET != HWY_SCALAR && HWY_MAX_BYTES >= 64
-// 128-bit block i is the 16 bytes at p + i * stride. Blended as 32-bit lanes, for which a load and a blend are one.
-template <class D>
-HWY_INLINE hn::Vec<D> GatherBlocks(D d, const hn::TFromD<D>* p, int64_t stride) {
-  const hn::Repartition<uint32_t, D> d32;
-  auto load = [&](int i) HWY_ATTR { return hn::BitCast(d32, hn::LoadDup128(d, p + i * stride)); };
-  auto from = [&](size_t lane) HWY_ATTR { return hn::Not(hn::FirstN(d32, lane)); };
-  auto v = hn::IfThenElse(from(4), load(1), load(0));
-  v = hn::IfThenElse(from(8), load(2), v);
-  return hn::BitCast(d, hn::IfThenElse(from(12), load(3), v));
+// The lanes of 16 vectors, each folded as TileDots folds its chains, as the lanes of one. Vectors come in groups of
+// four: fold four (lane i with i + 8, then i + 4), keep the rest for FoldGroups. Which row a lane ends up with is
+// RowOfFold.
+HWY_INLINE VF FoldFour(VF a, VF b, VF c, VF d) {
+  const DF df;
+  const VF ab = hn::Add(hn::ConcatLowerLower(df, b, a), hn::ConcatUpperUpper(df, b, a));
+  const VF cd = hn::Add(hn::ConcatLowerLower(df, d, c), hn::ConcatUpperUpper(df, d, c));
+  return hn::Add(hn::OddEvenBlocks(hn::SwapAdjacentBlocks(cd), ab), hn::OddEvenBlocks(cd, hn::SwapAdjacentBlocks(ab)));
 }
-
-// Rows of keys that a step of ScoreKeys takes, and the channels it takes of each: one 128-bit block.
-template <class T>
-constexpr int kKeyRows = sizeof(T) == 4 ? 16 : 32;
-template <class T>
-constexpr int kKeyChannels = 16 / sizeof(T);
-
-// fn(channel, vector, lanes): the block of kKeyRows rows x kKeyChannels channels at p, transposed; vector v of a
-// channel holds rows 16 v .. 16 v + 15. Channels rise.
-template <int64_t stride, class Fn>
-HWY_INLINE void ForKeys(const float* p, Fn&& fn) {
+HWY_INLINE VF FoldGroups(VF g0, VF g1, VF g2, VF g3) {
   const DF df;
   const hn::Repartition<double, DF> dd;
-  const VF a0 = GatherBlocks(df, p, 4 * stride), a1 = GatherBlocks(df, p + stride, 4 * stride);
-  const VF a2 = GatherBlocks(df, p + 2 * stride, 4 * stride), a3 = GatherBlocks(df, p + 3 * stride, 4 * stride);
-  const auto t0 = hn::BitCast(dd, hn::InterleaveLower(df, a0, a1)),
-             t1 = hn::BitCast(dd, hn::InterleaveLower(df, a2, a3));
-  const auto t2 = hn::BitCast(dd, hn::InterleaveUpper(df, a0, a1)),
-             t3 = hn::BitCast(dd, hn::InterleaveUpper(df, a2, a3));
-  fn(0, 0, hn::BitCast(df, hn::InterleaveLower(dd, t0, t1)));
-  fn(1, 0, hn::BitCast(df, hn::InterleaveUpper(dd, t0, t1)));
-  fn(2, 0, hn::BitCast(df, hn::InterleaveLower(dd, t2, t3)));
-  fn(3, 0, hn::BitCast(df, hn::InterleaveUpper(dd, t2, t3)));
-}
-template <int64_t stride, class T, class Fn>
-HWY_INLINE void ForKeys(const T* rows, Fn&& fn) {
-  const hn::Repartition<uint16_t, DF> d16;
-  const hn::Repartition<uint32_t, DF> d32;
-  const hn::Repartition<uint64_t, DF> d64;
-  const auto* p = reinterpret_cast<const uint16_t*>(rows);
-  // 16-bit lanes until the end. Vector i holds rows i, i + 8, i + 16, i + 24 where halves of the transposed vector are
-  // converted (f16); where its even and odd quarters are (bf16), rows i, i + 4, i + 8, i + 12 and for i >= 4 16 more.
-  constexpr bool kHalves = std::is_same_v<T, hwy::float16_t>;
-  constexpr int kStep = kHalves ? 8 : 4;
-  auto load = [&](int i)
-                  HWY_ATTR { return GatherBlocks(d16, p + (kHalves || i < 4 ? i : i + 12) * stride, kStep * stride); };
-  const auto a0 = load(0), a1 = load(1), a2 = load(2), a3 = load(3), a4 = load(4), a5 = load(5), a6 = load(6),
-             a7 = load(7);
-  auto emit = [&](int c, auto v) HWY_ATTR {
-    const auto bits = hn::BitCast(d16, v);
-    if constexpr (kHalves) {
-      const hn::Rebind<hwy::float16_t, DF> half;
-      const auto values = hn::BitCast(hn::Repartition<hwy::float16_t, DF>(), bits);
-      fn(c, 0, hn::PromoteTo(DF(), hn::LowerHalf(half, values)));
-      fn(c, 1, hn::PromoteTo(DF(), hn::UpperHalf(half, values)));
-    } else {
-      const auto zero = hn::Zero(d16);
-      fn(c, 0, hn::BitCast(DF(), hn::InterleaveLower(d16, zero, bits)));
-      fn(c, 1, hn::BitCast(DF(), hn::InterleaveUpper(d16, zero, bits)));
-    }
+  const auto pair = [&](VF x, VF y) HWY_ATTR {
+    const auto a = hn::BitCast(dd, x), b = hn::BitCast(dd, y);
+    return hn::Add(hn::BitCast(df, hn::InterleaveLower(dd, a, b)), hn::BitCast(df, hn::InterleaveUpper(dd, a, b)));
   };
-  auto quarter = [&](int c, auto b0, auto b1, auto b2, auto b3) HWY_ATTR {  // pairs of rows: two channels each
-    const auto low = hn::BitCast(d64, hn::InterleaveLower(d32, b0, b1)),
-               high = hn::BitCast(d64, hn::InterleaveLower(d32, b2, b3));
-    emit(c, hn::InterleaveLower(d64, low, high));
-    emit(c + 1, hn::InterleaveUpper(d64, low, high));
-    const auto low2 = hn::BitCast(d64, hn::InterleaveUpper(d32, b0, b1)),
-               high2 = hn::BitCast(d64, hn::InterleaveUpper(d32, b2, b3));
-    emit(c + 2, hn::InterleaveLower(d64, low2, high2));
-    emit(c + 3, hn::InterleaveUpper(d64, low2, high2));
-  };
-  auto lower = [&](auto x, auto y) HWY_ATTR { return hn::BitCast(d32, hn::InterleaveLower(d16, x, y)); };
-  auto upper = [&](auto x, auto y) HWY_ATTR { return hn::BitCast(d32, hn::InterleaveUpper(d16, x, y)); };
-  quarter(0, lower(a0, a1), lower(a2, a3), lower(a4, a5), lower(a6, a7));
-  quarter(4, upper(a0, a1), upper(a2, a3), upper(a4, a5), upper(a6, a7));
+  const VF low = pair(g0, g1), high = pair(g2, g3);
+  return hn::Add(hn::ConcatEven(df, high, low), hn::ConcatOdd(df, high, low));
 }
+// The lane that vector `i` of group `g` ends up in.
+constexpr int RowOfFold(int g, int i) { return (g < 2 ? g : 6 + g) + 2 * (i == 1 ? 2 : i == 2 ? 1 : i); }
 
-// kGroups * kKeyRows rows: enough chains at once to hide the latency of one.
-template <int M, int kDim, int kGroups, class T>
-HWY_NOINLINE void ScoreGroups(const float* HWY_RESTRICT q, const T* HWY_RESTRICT keys, float* HWY_RESTRICT out,
-                              int64_t out_stride) {
+// out[m][j] for 16 rows of keys: a vector along the channels is 16 chains.
+template <int M, int kDim, class T>
+HWY_INLINE void DotRows(const float* HWY_RESTRICT q, const T* HWY_RESTRICT keys, float* HWY_RESTRICT out,
+                        int64_t out_stride) {
   const DF df;
-  constexpr int kVectors = kKeyRows<T> / kLanes;
-  VF acc[kGroups][kVectors][M];
+  VF group[4][M];
+#pragma GCC unroll 4
+  for (int g = 0; g < 4; ++g) {
+    VF acc[4][M];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      const T* row = keys + RowOfFold(g, i) * kDim;
 #pragma GCC unroll 8
-  for (int g = 0; g < kGroups; ++g)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) acc[g][v][m] = hn::Zero(df);
-  for (int c = 0; c < kDim; c += kKeyChannels<T>) {
-#pragma GCC unroll 8
-    for (int g = 0; g < kGroups; ++g) {
-      ForKeys<kDim>(keys + g * kKeyRows<T> * kDim + c, [&](int i, int v, VF k) HWY_ATTR {
-#pragma GCC unroll 8
-        for (int m = 0; m < M; ++m) acc[g][v][m] = hn::MulAdd(hn::Set(df, q[m * kDim + c + i]), k, acc[g][v][m]);
-      });
+      for (int c = 0; c < kDim; c += kLanes) {
+        const VF k = LoadAsF32(row + c);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+          const VF x = hn::LoadU(df, q + m * kDim + c);
+          acc[i][m] = c == 0 ? hn::Mul(x, k) : hn::MulAdd(x, k, acc[i][m]);
+        }
+      }
     }
+#pragma GCC unroll 4
+    for (int m = 0; m < M; ++m) group[g][m] = FoldFour(acc[0][m], acc[1][m], acc[2][m], acc[3][m]);
   }
-#pragma GCC unroll 8
-  for (int g = 0; g < kGroups; ++g)
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v)
-#pragma GCC unroll 8
-      for (int m = 0; m < M; ++m) hn::StoreU(acc[g][v][m], df, out + m * out_stride + (g * kVectors + v) * kLanes);
+#pragma GCC unroll 4
+  for (int m = 0; m < M; ++m)
+    hn::StoreU(FoldGroups(group[0][m], group[1][m], group[2][m], group[3][m]), df, out + m * out_stride);
 }
 
 template <int M, int kDim, class T>
-void ScoreKeysOf(const float* q, const T* keys, int64_t count, float* out, int64_t out_stride) {
-  constexpr int kGroups = 32 / kKeyRows<T>;
-  int64_t j = 0;
-  for (; j + kGroups * kKeyRows<T> <= count; j += kGroups * kKeyRows<T>)
-    ScoreGroups<M, kDim, kGroups>(q, keys + j * kDim, out + j, out_stride);
-  for (; j < count; j += kKeyRows<T>) ScoreGroups<M, kDim, 1>(q, keys + j * kDim, out + j, out_stride);
+HWY_NOINLINE void ScoreKeysOf(const float* q, const T* keys, int64_t count, float* out, int64_t out_stride) {
+  for (int64_t j = 0; j < count; j += kLanes) {
+    DotRows<M, kDim>(q, keys + j * kDim, out + j, out_stride);
+  }
 }
 
 template <int kDim, class T>
@@ -424,8 +385,8 @@ void ScoreKeysDim(int rows, const float* q, const T* keys, int64_t count, float*
   }
 }
 
-// out[m][j] = chain over channels of fma(q[m][c], keys[j][c], .), from 0, for `rows` <= kFewRows rows of queries and
-// `count` rows of keys, a multiple of kKeyRows<T>; both [.][dim], dim one of those of IsSmallKeys.
+// out[m][j] = what TileDots makes of q[m] and keys[j], for `rows` <= kFewRows rows of queries and `count` rows of keys,
+// a multiple of 16; both [.][dim], dim one of those of IsSmallKeys.
 template <class T>
 void ScoreKeys(int rows, const float* q, const T* keys, int64_t count, int dim, float* out, int64_t out_stride) {
   if (dim == 64) return ScoreKeysDim<64>(rows, q, keys, count, out, out_stride);
@@ -434,18 +395,10 @@ void ScoreKeys(int rows, const float* q, const T* keys, int64_t count, int dim, 
 }
 #else
 template <class T>
-constexpr int kKeyRows = 16;
-template <class T>
 void ScoreKeys(int, const float*, const T*, int64_t, int, float*, int64_t) {
   LQ_CHECK(false);  // IsSmallKeys is false
 }
 #endif
-
-HWY_INLINE VF LoadAsF32(const float* p) { return hn::LoadU(DF(), p); }
-template <class T>
-HWY_INLINE VF LoadAsF32(const T* p) {
-  return hn::PromoteTo(DF(), hn::LoadU(hn::Rebind<T, DF>(), p));
-}
 
 struct FourVectors {
   VF v0, v1, v2, v3;
@@ -542,12 +495,12 @@ void TileScores(const Block& b, int64_t tile, float* score) {
     for (int64_t at = hull[s].rows.begin / kVirtual * kVirtual; at < end; at += count) {
       float* to = out + first * stride + (at - tile);
       if (const std::byte* native = !IsSmallKeys(b) ? nullptr : NativeRows(b, kK, s, hull[s], at, end, &count)) {
+        const int form = s == kCodedRows ? kCoded : kExact;
         int64_t taken = 0;
-        WithNative(b.call->plan->format[kK][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
-                   [&]<class T>(const T* p) HWY_ATTR {
-                     taken = count / kKeyRows<T> * kKeyRows<T>;
-                     if (taken > 0) ScoreKeys(rows, q, p, taken, b.dim, to, stride);
-                   });
+        WithNative(b.call->plan->format[kK][form].coding.dtype, native, [&]<class T>(const T* p) HWY_ATTR {
+          taken = count / kLanes * kLanes;
+          if (taken > 0) ScoreKeys(rows, q, p, taken, b.dim, to, stride);
+        });
         if ((count = taken) > 0) continue;
       }
       count = std::min(chunk, end - at);
@@ -557,7 +510,7 @@ void TileScores(const Block& b, int64_t tile, float* score) {
         continue;
       }
       Transpose(b.thread->rows, b.padded, static_cast<int>(count), b.dim, b.thread->keys);
-      TileGemm(q, b.padded, b.thread->keys, count, to, stride, rows, count, b.dim, /*accumulate=*/false);
+      TileDots(q, b.padded, b.thread->keys, count, to, stride, rows, count, b.dim);
     }
     if (used > 1) SelectRows(b, kK, s, tile, hull[s], out, stride, score, kLeafRows);
   }
@@ -581,11 +534,11 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
     int64_t count = 0;
     for (int64_t at = hull[s].rows.begin; at < hull[s].rows.end; at += count) {
       if (const std::byte* native = NativeRows(b, kV, s, hull[s], at, hull[s].rows.end, &count)) {
-        WithNative(b.call->plan->format[kV][s == kCodedRows ? kCoded : kExact].coding.dtype, native,
-                   [&](const auto* p) HWY_ATTR {
-                     NativeValues(rows, a + first * stride + (at - tile), stride, p, b.dim, count,
-                                  out + int64_t{first} * b.padded, b.padded);
-                   });
+        const int form = s == kCodedRows ? kCoded : kExact;
+        WithNative(b.call->plan->format[kV][form].coding.dtype, native, [&](const auto* p) HWY_ATTR {
+          NativeValues(rows, a + first * stride + (at - tile), stride, p, b.dim, count, out + int64_t{first} * b.padded,
+                       b.padded);
+        });
         continue;
       }
       count = std::min(chunk, hull[s].rows.end - at);
@@ -596,9 +549,22 @@ void TileValues(const Block& b, int64_t tile, const float* weight, float* out) {
   }
 }
 
-// Turns the scores of one row, live in [begin, end) of the leaf, into weights (zeros elsewhere), and returns max and
-// sum.
-HWY_INLINE void SoftmaxRow(float* HWY_RESTRICT s, int begin, int end, float* max, float* sum) {
+// The lanes of v folded as a tree: lane i with lane i + half, until one is left.
+template <class D>
+HWY_INLINE float FoldLanes([[maybe_unused]] D d, hn::Vec<D> v) {
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (hn::MaxLanes(d) > 1) {
+    const hn::Half<D> half;
+    return FoldLanes(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+#endif
+  return hn::GetLane(v);
+}
+
+// Turns the scores of kRows rows, each kLeafRows long and live in [begin, end), into weights (zeros elsewhere), and
+// gives each row's maximum and sum. Rows go side by side: one alone would wait for its own chains.
+template <int kRows>
+void SoftmaxOf(float* HWY_RESTRICT s, int begin, int end, float* max, float* sum) {
   const DF df;
   constexpr int kSums = kVirtual / kLanes;
   const int first = begin / kVirtual * kVirtual, last = (end + kVirtual - 1) / kVirtual * kVirtual;
@@ -608,32 +574,50 @@ HWY_INLINE void SoftmaxRow(float* HWY_RESTRICT s, int begin, int end, float* max
     const VF at = hn::Iota(df, static_cast<float>(j));
     return hn::And(hn::Ge(at, lo), hn::Lt(at, hi));
   };
-  VF top = none;
+  VF top[kRows];
+  for (int m = 0; m < kRows; ++m) top[m] = none;
   for (int j = first; j < last; j += kLanes) {
-    VF x = hn::LoadU(df, s + j);
-    if (j < begin || j + kLanes > end) {
-      x = hn::IfThenElse(live(j), x, none);
-      hn::StoreU(x, df, s + j);
+    for (int m = 0; m < kRows; ++m) {
+      float* p = s + m * kLeafRows + j;
+      VF x = hn::LoadU(df, p);
+      if (j < begin || j + kLanes > end) {
+        x = hn::IfThenElse(live(j), x, none);
+        hn::StoreU(x, df, p);
+      }
+      top[m] = hn::Max(top[m], x);
     }
-    top = hn::Max(top, x);
   }
-  const VF m = hn::MaxOfLanes(df, top);
-  std::memset(s, 0, sizeof(float) * static_cast<size_t>(first));
-  std::memset(s + last, 0, sizeof(float) * static_cast<size_t>(kLeafRows - last));
-  HWY_ALIGN float part[kVirtual] = {};
-  for (int i = 0; i < kSums; ++i) {
-    VF acc = hn::Zero(df);
-    for (int j = first + i * kLanes; j < last; j += kVirtual) {
-      const VF p = Exp(df, hn::Sub(hn::LoadU(df, s + j), m));  // e^-inf = 0: masked rows weigh exactly nothing
-      hn::StoreU(p, df, s + j);
-      acc = hn::Add(acc, p);
+  for (int m = 0; m < kRows; ++m) {
+    top[m] = hn::MaxOfLanes(df, top[m]);
+    max[m] = hn::GetLane(top[m]);
+    float* p = s + m * kLeafRows;
+    if (first > 0) std::memset(p, 0, sizeof(float) * static_cast<size_t>(first));
+    if (last < kLeafRows) std::memset(p + last, 0, sizeof(float) * static_cast<size_t>(kLeafRows - last));
+  }
+  VF part[kRows][kSums];
+  for (int m = 0; m < kRows; ++m)
+    for (int i = 0; i < kSums; ++i) part[m][i] = hn::Zero(df);
+  for (int j = first; j < last; j += kVirtual) {
+    for (int i = 0; i < kSums; ++i) {
+      for (int m = 0; m < kRows; ++m) {
+        float* p = s + m * kLeafRows + j + i * kLanes;
+        const VF e = Exp(df, hn::Sub(hn::LoadU(df, p), top[m]));  // e^-inf = 0: masked rows weigh exactly nothing
+        hn::StoreU(e, df, p);
+        part[m][i] = hn::Add(part[m][i], e);
+      }
     }
-    hn::StoreU(acc, df, part + i * kLanes);
   }
-  for (int w = kVirtual / 2; w > 0; w /= 2)
-    for (int i = 0; i < w; ++i) part[i] += part[i + w];
-  *max = hn::GetLane(m);
-  *sum = part[0];
+  for (int m = 0; m < kRows; ++m) {
+    for (int w = kSums / 2; w > 0; w /= 2)
+      for (int i = 0; i < w; ++i) part[m][i] = hn::Add(part[m][i], part[m][i + w]);
+    sum[m] = FoldLanes(df, part[m][0]);
+  }
+}
+
+void SoftmaxRows(int rows, float* s, int begin, int end, float* max, float* sum) {
+  for (; rows >= 4; rows -= 4, s += 4 * kLeafRows, max += 4, sum += 4) SoftmaxOf<4>(s, begin, end, max, sum);
+  for (; rows >= 2; rows -= 2, s += 2 * kLeafRows, max += 2, sum += 2) SoftmaxOf<2>(s, begin, end, max, sum);
+  if (rows == 1) SoftmaxOf<1>(s, begin, end, max, sum);
 }
 
 void ComputeLeaf(const Block& b, int64_t leaf, const SoftmaxState& state) {
@@ -643,15 +627,14 @@ void ComputeLeaf(const Block& b, int64_t leaf, const SoftmaxState& state) {
   for (int64_t tile = base; tile < base + kLeafRows; tile += kTileRows)
     if (visible(tile)) TileScores(b, tile, score + (tile - base));
   for (int i = 0; i < b.queries; ++i) {
-    const int64_t begin = std::max<int64_t>(LowestRow(b, i) - base, 0);
-    const int64_t end = std::min<int64_t>(b.first_position + i + 1 - base, kLeafRows);
-    for (int m = i * b.group; m < (i + 1) * b.group; ++m) {
-      if (begin < end) {
-        SoftmaxRow(score + m * kLeafRows, static_cast<int>(begin), static_cast<int>(end), state.max + m, state.sum + m);
-      } else {
-        std::memset(score + m * kLeafRows, 0, sizeof(float) * kLeafRows);
-        state.max[m] = kNone, state.sum[m] = 0;
-      }
+    const int begin = static_cast<int>(std::max<int64_t>(LowestRow(b, i) - base, 0));
+    const int end = static_cast<int>(std::min<int64_t>(b.first_position + i + 1 - base, kLeafRows));
+    const int row = i * b.group;
+    if (begin < end) {
+      SoftmaxRows(b.group, score + row * kLeafRows, begin, end, state.max + row, state.sum + row);
+    } else {
+      std::memset(score + row * kLeafRows, 0, sizeof(float) * static_cast<size_t>(b.group) * kLeafRows);
+      for (int m = row; m < row + b.group; ++m) state.max[m] = kNone, state.sum[m] = 0;
     }
   }
   std::memset(state.out, 0, sizeof(float) * static_cast<size_t>(b.rows) * b.padded);
@@ -758,7 +741,8 @@ void RunItems(const AttentionCall& call, Impl& ws, ThreadPool& pool) {
   const int64_t items = static_cast<int64_t>(ws.items.size());
   if (ws.pieces.empty()) {
     pool.For(items, [&](int64_t i, int thread) HWY_ATTR {
-      const Block b = MakeBlock(call, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
+      const AttentionCall own = call;  // at once; the caller has just written it
+      const Block b = MakeBlock(own, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
       LoadQueries(b);
       FoldLeaves(b, b.item->leaf_begin, b.item->leaf_end,
                  [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR { ComputeLeaf(b, leaf, state); });

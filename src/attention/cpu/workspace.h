@@ -17,7 +17,7 @@ namespace livequant {
 inline constexpr int kTileRows = 128;
 inline constexpr int kBlockRows =
     128;  // query rows (positions x query heads of a group) of a work item, unless one group is larger
-inline constexpr int kPiecesPerThread = 4;
+inline constexpr int kPiecesPerThread = 1;
 
 // Running softmax of `m` query rows: maximum, sum of exponentials, unnormalized output rows of `padded_dim` values.
 // A row that has seen nothing has maximum -inf; its other fields are then never read.

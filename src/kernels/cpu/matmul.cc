@@ -236,15 +236,11 @@ void RunBlock(const Problem& q, const Block& b) {
       // Even shares: 13 rows are 7 + 6, not 12 + 1.
       const int64_t row = b.row + b.rows * t / tiles, rows = b.row + b.rows * (t + 1) / tiles - row;
       const float* x = q.x + row * q.x_stride + k0;
-      int64_t x_stride = q.x_stride;
-      if (rows > 1) {
-        for (int64_t m = 0; m < rows; ++m) {
-          std::memcpy(scratch + m * kScratchStride, x + m * x_stride, static_cast<size_t>(k) * sizeof(float));
-        }
-        x = scratch;
-        x_stride = kScratchStride;
-      }
-      RowTile<kType, kMaxRows>(static_cast<int>(rows), x, x_stride, w, q.panel_bytes, b.panels, columns,
+      // One row too: another thread has just written it, and line by line, as the products come to it, each line would
+      // be waited for; a copy asks for all at once.
+      for (int64_t m = 0; m < rows; ++m)
+        std::memcpy(scratch + m * kScratchStride, x + m * q.x_stride, static_cast<size_t>(k) * sizeof(float));
+      RowTile<kType, kMaxRows>(static_cast<int>(rows), scratch, kScratchStride, w, q.panel_bytes, b.panels, columns,
                                q.y + row * q.y_stride + b.panel * kPanel, q.y_stride, k, k0 != 0);
     }
   }
@@ -362,11 +358,11 @@ void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> 
   }
   const int64_t groups = (panels + group - 1) / group;
   const auto kernel = HWY_DYNAMIC_DISPATCH(MatMulBlock);
-  const auto task = [&](int64_t index, int) {
+  const auto task = [q, kernel, row_blocks, group, panels, rows = x.rows](int64_t index, int) {
     const int64_t g = index / row_blocks, r = index % row_blocks;
-    const int64_t row = x.rows * r / row_blocks;
+    const int64_t row = rows * r / row_blocks;
     kernel(q, {.row = row,
-               .rows = x.rows * (r + 1) / row_blocks - row,
+               .rows = rows * (r + 1) / row_blocks - row,
                .panel = g * group,
                .panels = std::min(group, panels - g * group)});
   };

@@ -4,6 +4,7 @@
 // the mode of the machine, and not every ISA has one.
 #include "kernels/round_rows.h"
 
+#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -74,6 +75,44 @@ bool RoundRowsOf(DType dtype, MatrixView<float> rows) {
   return RoundAs<DType::kBF16>(rows);
 }
 
+// The 16 bits of rounded values, in the low halves of 32-bit lanes.
+template <DType kType, class DF, class VF = hn::Vec<DF>>
+HWY_INLINE hn::Vec<hn::RebindToSigned<DF>> BitsOf(DF df, VF x) {
+  const hn::RebindToSigned<DF> di;
+  const hn::RebindToUnsigned<DF> du;
+  const VF rounded = RoundValues<kType>(df, x);
+  if constexpr (kType == DType::kBF16) return hn::BitCast(di, hn::ShiftRight<16>(hn::BitCast(du, rounded)));
+  // The sign of x: a value that rounds to zero keeps it here.
+  const auto sign = hn::And(hn::ShiftRight<16>(hn::BitCast(du, x)), hn::Set(du, 0x8000u));
+  const VF magnitude = hn::Abs(rounded);
+  const auto normal = hn::ShiftRight<13>(hn::Sub(hn::BitCast(du, magnitude), hn::Set(du, 112u << 23)));
+  const auto subnormal = hn::BitCast(du, hn::ConvertTo(di, hn::Mul(magnitude, hn::Set(df, 0x1p24f))));
+  const auto small = hn::RebindMask(du, hn::Lt(magnitude, hn::Set(df, 0x1p-14f)));
+  return hn::BitCast(di, hn::Or(sign, hn::IfThenElse(small, subnormal, normal)));
+}
+
+template <DType kType>
+HWY_INLINE void NarrowAs(const float* values, int64_t count, std::byte* out) {
+  const hn::CappedTag<float, 16> df;
+  const hn::Rebind<uint16_t, decltype(df)> d16;
+  const hn::CappedTag<float, 1> d1;
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(df));
+  uint16_t* const to = reinterpret_cast<uint16_t*>(out);
+  int64_t c = 0;
+  for (; c + kLanes <= count; c += kLanes)
+    hn::StoreU(hn::DemoteTo(d16, BitsOf<kType>(df, hn::LoadU(df, values + c))), d16, to + c);
+  for (; c < count; ++c) {
+    const auto bits = static_cast<uint16_t>(hn::GetLane(BitsOf<kType>(d1, hn::LoadU(d1, values + c))));
+    std::memcpy(out + 2 * c, &bits, sizeof(bits));
+  }
+}
+
+void NarrowValuesOf(DType dtype, const float* values, int64_t count, std::byte* out) {
+  if (dtype == DType::kF16) return NarrowAs<DType::kF16>(values, count, out);
+  LQ_CHECK(dtype == DType::kBF16);
+  NarrowAs<DType::kBF16>(values, count, out);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace livequant
 HWY_AFTER_NAMESPACE();
@@ -82,9 +121,14 @@ HWY_AFTER_NAMESPACE();
 namespace livequant {
 namespace {
 HWY_EXPORT(RoundRowsOf);
+HWY_EXPORT(NarrowValuesOf);
 }  // namespace
 
 bool RoundRowsTo(DType dtype, MatrixView<float> rows) { return HWY_DYNAMIC_DISPATCH(RoundRowsOf)(dtype, rows); }
+
+void NarrowValues(DType dtype, const float* values, int64_t count, std::byte* out) {
+  HWY_DYNAMIC_DISPATCH(NarrowValuesOf)(dtype, values, count, out);
+}
 
 }  // namespace livequant
 #endif  // HWY_ONCE

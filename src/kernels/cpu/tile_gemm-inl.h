@@ -1,9 +1,13 @@
-// kernels/cpu/tile_gemm-inl.h: C (+)= A B for small row-major f32 tiles, as attention over one tile of rows needs it.
+// kernels/cpu/tile_gemm-inl.h: C (+)= A B and dot products for small row-major f32 tiles, as attention over one tile of
+// rows needs them.
 //
-// Contract  each C[m][n] is one chain of fused multiply-adds over k = 0, 1, ..., starting from C[m][n] or from 0: its
-// bits
+// Contract  TileGemm: each C[m][n] is one chain of fused multiply-adds over k = 0, 1, ..., starting from C[m][n] or
+// from 0: its bits
 //           depend on row m of A, column n of B and that start alone, not on M, N or the vector width. (Targets without
 //           a fused multiply-add round twice a step.)
+//           TileDots: each C[m][n] is 16 chains, chain i over k = i, i + 16, ... from a product that rounds, folded as
+//           a tree (i with i + 8, then i + 4, i + 2, i + 1). A vector of 16 lanes along k makes the same bits, so a dot
+//           product may run along rows of B as they are stored or across them, whichever is cheaper.
 // Layout    lanes are columns. Up to kTileAccumulators vector accumulators live in registers: few rows take many
 // columns at
 //           once, many rows few, so that at least 8 chains are in flight wherever the shape has them.
@@ -16,6 +20,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "hwy/highway.h"
 #include "kernels/cpu/partial-inl.h"
@@ -123,6 +128,75 @@ HWY_INLINE void TileGemm(const float* a, int64_t lda, const float* b, int64_t ld
     c += rows * ldc;
     m -= rows;
   }
+}
+
+// Registers of TileDots: a tree of 16 chains that are made one by one holds at most 4 partial sums and a chain.
+inline constexpr int kDotVectors = kTileAccumulators >= 24 ? 2 : 1;
+inline constexpr int kDotRows = 2;
+
+template <int kRows, int kVectors>
+HWY_NOINLINE void TileDotsKernel(const float* HWY_RESTRICT a, int64_t lda, const float* HWY_RESTRICT b, int64_t ldb,
+                                 float* HWY_RESTRICT c, int64_t ldc, int64_t k) {
+  using DF = hn::CappedTag<float, 16>;
+  using VF = hn::Vec<DF>;
+  const DF df;
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(DF()));
+  VF sum[5][kRows][kVectors];  // [0]: the chain; [1 + s]: sums of 2^s chains that wait for their partners
+#pragma GCC unroll 16
+  for (int step = 0; step < 16; ++step) {
+    // Partners come one after the other: 0, 8, 4, 12, 2, ...
+    const int first = (step & 1) << 3 | (step & 2) << 1 | (step & 4) >> 1 | (step & 8) >> 3;
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v)
+        sum[0][m][v] = first < k ? hn::Mul(hn::Set(df, a[m * lda + first]), hn::LoadU(df, b + first * ldb + v * kLanes))
+                                 : hn::Zero(df);
+    for (int64_t i = first + 16; i < k; i += 16) {
+      VF w[kVectors];
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) w[v] = hn::LoadU(df, b + i * ldb + v * kLanes);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) {
+        const VF x = hn::Set(df, a[m * lda + i]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[0][m][v] = hn::MulAdd(x, w[v], sum[0][m][v]);
+      }
+    }
+    int level = 1;
+#pragma GCC unroll 4
+    for (; step >> (level - 1) & 1; ++level)
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sum[0][m][v] = hn::Add(sum[level][m][v], sum[0][m][v]);
+    if (level > 4) break;
+#pragma GCC unroll 4
+    for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sum[level][m][v] = sum[0][m][v];
+  }
+#pragma GCC unroll 4
+  for (int m = 0; m < kRows; ++m)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[0][m][v], df, c + m * ldc + v * kLanes);
+}
+
+// C[m][n] = dot of A[m][0..k) and B[0..k)[n]; strides as in TileGemm. REQUIRES n a multiple of 16.
+HWY_INLINE void TileDots(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
+                         int64_t n, int64_t k) {
+  constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
+  const auto columns = [&](int64_t j, auto vectors) HWY_ATTR {
+    constexpr int kVectors = decltype(vectors)::value;
+    int64_t i = 0;
+    for (; i + kDotRows <= m; i += kDotRows)
+      TileDotsKernel<kDotRows, kVectors>(a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, k);
+    for (; i < m; ++i) TileDotsKernel<1, kVectors>(a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, k);
+  };
+  int64_t j = 0;
+  for (; j + kDotVectors * kLanes <= n; j += kDotVectors * kLanes)
+    columns(j, std::integral_constant<int, kDotVectors>());
+  for (; j < n; j += kLanes) columns(j, std::integral_constant<int, 1>());
 }
 
 }  // namespace HWY_NAMESPACE
