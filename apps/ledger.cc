@@ -31,10 +31,7 @@ Result<CacheShape> ShapeOf(const Flags& flags) {
   }
   const std::string dir = flags.model.empty() ? DefaultModelDir() : flags.model;
   LQ_ASSIGN_OR_RETURN(const LlamaConfig config, ReadModelConfig(dir));
-  return CacheShape{.num_layers = config.num_hidden_layers,
-                    .num_kv_heads = config.num_key_value_heads,
-                    .head_dim = config.head_dim,
-                    .rope = config.rope};
+  return config.shape();
 }
 
 nlohmann::json ResultJson(const Flags& flags, const CacheSchema& schema, int64_t memory_bytes) {

@@ -64,7 +64,7 @@ MODELS = [
     model("llama_rope_yarn_mscale", heads=2, kv=1, d=32, max_position=128, prompt=72,
           rope={**YARN, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": False}),
     # Head sizes.
-    model("llama_d80", heads=3, kv=1, d=80, layers=1),
+    model("llama_d80", heads=3, kv=1, d=80, layers=1, hidden=96),
     model("llama_d96", heads=2, kv=2, d=96, layers=1, dtype="float16"),
     model("llama_d100", heads=2, kv=1, d=100),
     model("llama_d112", heads=2, kv=1, d=112, layers=1, spelling="rope_scaling"),
@@ -72,8 +72,8 @@ MODELS = [
     model("llama_d192", heads=2, kv=1, d=192, layers=1),
     model("llama_d256", heads=1, kv=1, d=256, layers=1),
     # Query heads a KV head: five over two KV heads, seven over one.
-    model("llama_gqa5", heads=10, kv=2, d=16, dtype="float16"),
-    model("llama_gqa7", heads=7, kv=1, d=16, tied=False),
+    model("llama_gqa5", heads=10, kv=2, d=16, hidden=80, dtype="float16"),
+    model("llama_gqa7", heads=7, kv=1, d=16, hidden=84, tied=False),
     # Windows: shorter than the prompt, absent, and of some layers only.
     model("mistral_window", "mistral", heads=2, kv=1, d=32, tied=False, sliding_window=16, spelling="rope_scaling",
           prompt=80),

@@ -283,10 +283,7 @@ Result<PerplexityResult> EvalPerplexity(const Llama& model, std::span<const int3
                       tokens.size() + 1, 2 * options.context, options.context));
     job.windows = CutLlamaCpp(tokens, c.bos_token_id, options.context);
   }
-  LQ_ASSIGN_OR_RETURN(job.baseline, PresetSchema("f32", {.num_layers = c.num_hidden_layers,
-                                                         .num_kv_heads = c.num_key_value_heads,
-                                                         .head_dim = c.head_dim,
-                                                         .rope = c.rope}));
+  LQ_ASSIGN_OR_RETURN(job.baseline, PresetSchema("f32", c.shape()));
   for (const EvalFormat& f : formats) {
     CacheSchema same = job.baseline;
     same.identity = f.schema.identity;

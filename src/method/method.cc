@@ -132,25 +132,43 @@ Result<LayerSchema> PresetLayer(std::string_view name, int num_kv_heads, int hea
   return layer;
 }
 
-Result<CacheSchema> PresetSchema(std::string_view name, const CacheShape& shape) {
+namespace {
+
+// Every layer as the preset has it, with the shape's windows; not validated yet, for some layers may be replaced.
+Result<CacheSchema> EveryLayer(std::string_view name, const CacheShape& shape) {
   LQ_ASSIGN_OR_RETURN(const LayerSchema layer, PresetLayer(name, shape.num_kv_heads, shape.head_dim));
   if (shape.num_layers < 1 || shape.num_layers > kMaxLayers)
     return Status(Code::kInvalidArgument,
                   "num_layers " + std::to_string(shape.num_layers) + ": must be in 1.." + std::to_string(kMaxLayers));
   CacheSchema schema;
   schema.layers.assign(static_cast<size_t>(shape.num_layers), layer);
+  for (int i = 0; i < shape.num_layers; ++i) schema.layers[static_cast<size_t>(i)].window = shape.window(i);
   schema.rope = shape.rope;
   schema.provenance.preset = name;
   schema.provenance.scale_source = "none";
-  LQ_RETURN_IF_ERROR(Validate(schema));
+  return schema;
+}
+
+// A preset's layer alone is sound: what is wrong here is the model's RoPE, or a window that is shorter than a closure.
+Status ValidatePreset(const CacheSchema& schema) {
+  const Status s = Validate(schema);
+  return s.ok() ? s : Status(Code::kUnsupported, "preset " + schema.provenance.preset + ": " + s.message());
+}
+
+}  // namespace
+
+Result<CacheSchema> PresetSchema(std::string_view name, const CacheShape& shape) {
+  LQ_ASSIGN_OR_RETURN(CacheSchema schema, EveryLayer(name, shape));
+  LQ_RETURN_IF_ERROR(ValidatePreset(schema));
   return schema;
 }
 
 Result<CacheSchema> SchemaFor(const std::string& spec, const CacheShape& shape, const std::vector<int>& skip_layers) {
   CacheSchema schema;
   std::string skip = kSkipPreset;
-  if (FindPreset(spec) != nullptr) {
-    LQ_ASSIGN_OR_RETURN(schema, PresetSchema(spec, shape));
+  const bool is_preset = FindPreset(spec) != nullptr;
+  if (is_preset) {
+    LQ_ASSIGN_OR_RETURN(schema, EveryLayer(spec, shape));
   } else {
     const Result<std::string> text = ReadPolicyFile(spec);
     if (!text.ok()) {
@@ -162,8 +180,10 @@ Result<CacheSchema> SchemaFor(const std::string& spec, const CacheShape& shape, 
     schema.provenance.preset = spec;
     if (!policy.skip.empty()) skip = policy.skip;
   }
-  if (skip_layers.empty()) return schema;
-
+  if (skip_layers.empty()) {
+    if (is_preset) LQ_RETURN_IF_ERROR(ValidatePreset(schema));
+    return schema;
+  }
   LQ_ASSIGN_OR_RETURN(const LayerSchema instead, PresetLayer(skip, shape.num_kv_heads, shape.head_dim));
   std::vector<int> sorted = skip_layers;
   std::sort(sorted.begin(), sorted.end());
@@ -178,7 +198,7 @@ Result<CacheSchema> SchemaFor(const std::string& spec, const CacheShape& shape, 
     layer.window = window;
   }
   schema.provenance.preset += ", layers " + LayerListText(sorted) + " as " + skip;
-  LQ_RETURN_IF_ERROR(Validate(schema));
+  LQ_RETURN_IF_ERROR(ValidatePreset(schema));
   return schema;
 }
 

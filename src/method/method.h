@@ -18,6 +18,7 @@ std::string PresetSummary(std::string_view name);
 // The layer form of a preset. kNotFound lists the names. kUnsupported: the head size does not fit (a group that does
 // not divide it).
 Result<LayerSchema> PresetLayer(std::string_view name, int num_kv_heads, int head_dim);
+// The same for every layer, with the shape's windows. kUnsupported also: a window too short for the preset's closures.
 Result<CacheSchema> PresetSchema(std::string_view name, const CacheShape& shape);
 
 // The preset whose layers stand in for skipped ones, unless a policy file names another.

@@ -34,6 +34,22 @@ MatrixView<float> Rows(MatrixView<float> m, int64_t first, int64_t count) {
   return {m.row(first), count, m.cols, m.stride};
 }
 
+// Each row += bias; an empty bias is none.
+void AddBias(const std::vector<float>& bias, MatrixView<float> rows) {
+  if (bias.empty()) return;
+  LQ_CHECK(static_cast<int64_t>(bias.size()) == rows.cols);
+  AddRows(MatrixView<const float>(bias.data(), rows.rows, rows.cols, 0), rows);
+}
+
+// Every head of every row through one RMSNorm of a head's size; an empty gamma is none. REQUIRES rows without gaps.
+void NormHeads(const std::vector<float>& gamma, float eps, MatrixView<float> rows) {
+  if (gamma.empty()) return;
+  const int64_t d = static_cast<int64_t>(gamma.size());
+  LQ_CHECK(rows.stride == rows.cols && rows.cols % d == 0);
+  const MatrixView<float> heads(rows.data, rows.rows * (rows.cols / d), d);
+  RmsNormRows(heads, gamma.data(), eps, heads);
+}
+
 }  // namespace
 
 struct Llama::Impl {
@@ -180,12 +196,15 @@ Status Llama::Impl::Attention(const LlamaLayer& layer, int index, RopeStage key_
   });
   MatMul(Rows(w.normed, 0, rows), layer.qkv, Rows(w.qkv, 0, rows), pool);
   ForRows(rows, pool, [&](int64_t first, int64_t n) {
+    AddBias(layer.qkv_bias, Rows(w.qkv, first, n));
     for (int64_t r = first; r < first + n; ++r) {
       const float* from = w.qkv.row(r);
       std::memcpy(w.q.row(r), from, static_cast<size_t>(nq) * sizeof(float));
       std::memcpy(w.k.row(r), from + nq, static_cast<size_t>(nk) * sizeof(float));
       std::memcpy(w.v.row(r), from + nq + nk, static_cast<size_t>(nk) * sizeof(float));
     }
+    NormHeads(layer.q_norm, config.rms_norm_eps, Rows(w.q, first, n));
+    NormHeads(layer.k_norm, config.rms_norm_eps, Rows(w.k, first, n));
     const auto positions =
         std::span<const int32_t>(w.positions).subspan(static_cast<size_t>(first), static_cast<size_t>(n));
     RopeRows(Rows(w.q, first, n), config.num_attention_heads, config.head_dim, positions, rope);
@@ -202,17 +221,22 @@ void Llama::Impl::FeedForward(const LlamaLayer& layer, int64_t rows, Workspace::
   const int64_t i = config.intermediate_size;
   MatMul(Rows(w.attended, 0, rows), layer.o, Rows(w.projected, 0, rows), pool);
   ForRows(rows, pool, [&](int64_t first, int64_t n) {
+    AddBias(layer.o_bias, Rows(w.projected, first, n));
     AddRows(Rows(w.projected, first, n), Rows(w.x, first, n));
     RmsNormRows(Rows(w.x, first, n), layer.post_attention_norm.data(), config.rms_norm_eps, Rows(w.normed, first, n));
   });
   MatMul(Rows(w.normed, 0, rows), layer.gate_up, Rows(w.gate_up, 0, rows), pool);
   ForRows(rows, pool, [&](int64_t first, int64_t n) {
     const MatrixView<float> both = Rows(w.gate_up, first, n);
+    AddBias(layer.gate_up_bias, both);
     SiluMulRows(MatrixView<float>(both.data, n, i, both.stride), MatrixView<float>(both.data + i, n, i, both.stride),
                 Rows(w.hidden, first, n));
   });
   MatMul(Rows(w.hidden, 0, rows), layer.down, Rows(w.projected, 0, rows), pool);
-  ForRows(rows, pool, [&](int64_t first, int64_t n) { AddRows(Rows(w.projected, first, n), Rows(w.x, first, n)); });
+  ForRows(rows, pool, [&](int64_t first, int64_t n) {
+    AddBias(layer.down_bias, Rows(w.projected, first, n));
+    AddRows(Rows(w.projected, first, n), Rows(w.x, first, n));
+  });
 }
 
 Result<KvStep> Llama::Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace,

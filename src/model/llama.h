@@ -1,4 +1,5 @@
-// model/llama.h: a LlamaForCausalLM, of a Hugging Face directory or a GGUF file, run in f32 over a KvCache.
+// model/llama.h: a model of the Llama family (model/config.h), of a Hugging Face directory or a GGUF file, run in f32
+// over a KvCache.
 //
 // Row invariance: the logits of a row depend on that row's tokens and positions only; not on batch, chunks, drafts or
 // threads (chunks: under `stepwise`, where the schema makes a row's reads independent of how its prompt was cut). Every
@@ -9,34 +10,14 @@
 #include <memory>
 #include <span>
 #include <string>
-#include <string_view>
-#include <vector>
 
 #include "base/span2d.h"
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "kv/kv_cache.h"
-#include "schema/schema.h"
+#include "model/config.h"
 
 namespace livequant {
-
-struct LlamaConfig {
-  int64_t vocab_size = 0, hidden_size = 0, intermediate_size = 0, max_position_embeddings = 0;
-  int num_hidden_layers = 0, num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
-  float rms_norm_eps = 0;
-  bool tie_word_embeddings = false;
-  std::vector<int32_t> eos_token_ids;
-  int32_t bos_token_id = -1;  // -1: none
-  RopeConfig rope;
-};
-// config.json's text. Every error names the field, the value and the limit; an unknown architecture, RoPE type or
-// activation is kUnsupported, as are biases and sliding windows. quantization_config is left to
-// model/fp8_weights.h. Where Hugging Face's LlamaConfig
-// documents a default, an absent or null field has it: num_key_value_heads (= num_attention_heads), head_dim (=
-// hidden_size / num_attention_heads), hidden_act (silu), rope_theta (10000), tie_word_embeddings, attention_bias,
-// mlp_bias (false). rope_theta may stand beside rope_parameters, which older readers do not know: then both must agree.
-// Source: transformers, configuration_llama.py.
-Result<LlamaConfig> ParseLlamaConfig(std::string_view json);
 
 // One sequence's share of a forward.
 struct SequenceTokens {
@@ -82,7 +63,7 @@ class Llama {
   // row i in row l * logit rows + i. Errors: kInvalidArgument an empty batch or sequence, sizes beyond the workspace, a
   // logits view of another shape; kOutOfRange an id, or a position beyond max_position_embeddings or the cache's
   // max_len; kNonFinite NaN or Inf among the rows to be cached. Nothing is published. REQUIRES the cache's schema to
-  // have this model's shape and RoPE.
+  // have this model's shape and RoPE, and no window wider than the model's.
   Result<KvStep> Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace,
                          MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals = {}) const;
   // The same, published whole. kStale: another transaction on one of the sequences was published meanwhile.

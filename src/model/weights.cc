@@ -18,6 +18,7 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 
 std::string LayerTensor(int layer, const char* name) { return fmt::format("model.layers.{}.{}.weight", layer, name); }
+std::string LayerBias(int layer, const char* name) { return fmt::format("model.layers.{}.{}.bias", layer, name); }
 
 std::map<std::string, std::vector<int64_t>> ExpectedShapes(const LlamaConfig& c) {
   const int64_t q = int64_t{c.num_attention_heads} * c.head_dim, kv = int64_t{c.num_key_value_heads} * c.head_dim;
@@ -34,6 +35,16 @@ std::map<std::string, std::vector<int64_t>> ExpectedShapes(const LlamaConfig& c)
     want[LayerTensor(l, "mlp.gate_proj")] = {i, h};
     want[LayerTensor(l, "mlp.up_proj")] = {i, h};
     want[LayerTensor(l, "mlp.down_proj")] = {h, i};
+    if (c.qk_norm) want[LayerTensor(l, "self_attn.q_norm")] = want[LayerTensor(l, "self_attn.k_norm")] = {c.head_dim};
+    if (c.qkv_bias) {
+      want[LayerBias(l, "self_attn.q_proj")] = {q};
+      want[LayerBias(l, "self_attn.k_proj")] = want[LayerBias(l, "self_attn.v_proj")] = {kv};
+    }
+    if (c.o_bias) want[LayerBias(l, "self_attn.o_proj")] = {h};
+    if (c.mlp_bias) {
+      want[LayerBias(l, "mlp.gate_proj")] = want[LayerBias(l, "mlp.up_proj")] = {i};
+      want[LayerBias(l, "mlp.down_proj")] = {h};
+    }
   }
   return want;
 }
@@ -115,8 +126,20 @@ class Reader {
     }
     for (int l = 0; l < c_.num_hidden_layers; ++l) {
       LlamaLayer layer;
-      layer.input_norm = Norm(LayerTensor(l, "input_layernorm"));
-      layer.post_attention_norm = Norm(LayerTensor(l, "post_attention_layernorm"));
+      layer.input_norm = Vectors({LayerTensor(l, "input_layernorm")});
+      layer.post_attention_norm = Vectors({LayerTensor(l, "post_attention_layernorm")});
+      if (c_.qk_norm) {
+        layer.q_norm = Vectors({LayerTensor(l, "self_attn.q_norm")});
+        layer.k_norm = Vectors({LayerTensor(l, "self_attn.k_norm")});
+      }
+      if (c_.qkv_bias)
+        layer.qkv_bias = Vectors({LayerBias(l, "self_attn.q_proj"), LayerBias(l, "self_attn.k_proj"),
+                                  LayerBias(l, "self_attn.v_proj")});
+      if (c_.o_bias) layer.o_bias = Vectors({LayerBias(l, "self_attn.o_proj")});
+      if (c_.mlp_bias) {
+        layer.gate_up_bias = Vectors({LayerBias(l, "mlp.gate_proj"), LayerBias(l, "mlp.up_proj")});
+        layer.down_bias = Vectors({LayerBias(l, "mlp.down_proj")});
+      }
       LQ_ASSIGN_OR_RETURN(layer.qkv, Stack({LayerTensor(l, "self_attn.q_proj"), LayerTensor(l, "self_attn.k_proj"),
                                             LayerTensor(l, "self_attn.v_proj")}));
       LQ_ASSIGN_OR_RETURN(layer.o, Stack({LayerTensor(l, "self_attn.o_proj")}));
@@ -124,7 +147,7 @@ class Reader {
       LQ_ASSIGN_OR_RETURN(layer.down, Stack({LayerTensor(l, "mlp.down_proj")}));
       w.layers.push_back(std::move(layer));
     }
-    w.final_norm = Norm("model.norm.weight");
+    w.final_norm = Vectors({"model.norm.weight"});
     w.parameters = values_;
     w.step_bytes = step_bytes_;
     return w;
@@ -154,12 +177,17 @@ class Reader {
     return PackedMatrix::Pack(dtype, stacked.data(), rows, cols);
   }
 
-  std::vector<float> Norm(const std::string& name) {
-    const SourceTensor& t = source_.tensors().at(name);
-    std::vector<float> out(static_cast<size_t>(t.cols()));
-    ReadAs(DType::kF32, name, reinterpret_cast<std::byte*>(out.data()));
-    values_ += t.cols();
-    step_bytes_ += t.cols() * DTypeBytes(t.dtype);
+  // The named vectors (norms, biases), one after the other, as f32.
+  std::vector<float> Vectors(const std::vector<std::string>& names) {
+    std::vector<float> out;
+    for (const std::string& name : names) {
+      const SourceTensor& t = source_.tensors().at(name);
+      const size_t before = out.size();
+      out.resize(before + static_cast<size_t>(t.cols()));
+      ReadAs(DType::kF32, name, reinterpret_cast<std::byte*>(out.data() + before));
+      values_ += t.cols();
+      step_bytes_ += t.cols() * DTypeBytes(t.dtype);
+    }
     return out;
   }
 

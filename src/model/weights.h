@@ -1,4 +1,4 @@
-// model/weights.h: the tensors of a LlamaForCausalLM, checked against its config and packed for the kernels.
+// model/weights.h: the tensors of a model of the Llama family, checked against its config and packed for the kernels.
 //
 // Invariant of a LlamaWeights that was read: every tensor that the config implies was there once, in its shape, and
 // nothing else was. Projections that share an input are stacked by rows and packed as one matrix, so that a layer has
@@ -21,7 +21,9 @@ namespace livequant {
 
 struct LlamaLayer {
   std::vector<float> input_norm, post_attention_norm;  // [hidden]
+  std::vector<float> q_norm, k_norm;                   // [head_dim]; empty: the model has none
   PackedMatrix qkv, o, gate_up, down;
+  std::vector<float> qkv_bias, o_bias, gate_up_bias, down_bias;  // one a row of the matrix; empty: none
 };
 
 struct LlamaWeights {

@@ -25,11 +25,7 @@ Result<ModelBundle> ModelBundle::Load(const std::string& path, WithTokenizer wit
   return bundle;
 }
 
-CacheShape ModelBundle::shape() const {
-  const LlamaConfig& c = model->config();
-  return {
-      .num_layers = c.num_hidden_layers, .num_kv_heads = c.num_key_value_heads, .head_dim = c.head_dim, .rope = c.rope};
-}
+CacheShape ModelBundle::shape() const { return model->config().shape(); }
 
 Result<CacheSchema> ModelBundle::Schema(const std::string& spec, const std::vector<int>& skip_layers,
                                         int read_step) const {

@@ -51,14 +51,20 @@ Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config) {
     if (layer.head_dim != config.head_dim)
       return differ(fmt::format("layer {} head_dim", l), layer.head_dim, config.head_dim);
   }
-  const RopeConfig& rope = schema.rope;
-  if (rope.type != config.rope.type) return differ("rope.type", rope.type, config.rope.type);
-  if (rope.theta != config.rope.theta) return differ("rope.theta", rope.theta, config.rope.theta);
-  const int dims = rope.dims == 0 ? config.head_dim : rope.dims,
-            model_dims = config.rope.dims == 0 ? config.head_dim : config.rope.dims;
-  if (dims != model_dims) return differ("rope.dims", dims, model_dims);
-  if (rope.pairing != config.rope.pairing)
-    return differ("rope.pairing", static_cast<int>(rope.pairing), static_cast<int>(config.rope.pairing));
+  for (size_t l = 0; l < schema.layers.size(); ++l) {
+    const int window = schema.layers[l].window, models = config.shape().window(static_cast<int>(l));
+    if (models != 0 && (window == 0 || window > models))
+      return differ(fmt::format("layer {} window", l), window, models);
+  }
+  // Rotary fields one by one, under the names that schemas are compared by.
+  CacheSchema here, model;
+  here.rope = schema.rope;
+  model.rope = config.rope;
+  for (RopeConfig* rope : {&here.rope, &model.rope})
+    if (rope->dims == 0) rope->dims = config.head_dim;
+  const std::vector<SchemaField> a = SchemaFields(here), b = SchemaFields(model);
+  for (size_t i = 0; i < a.size(); ++i)
+    if (a[i].value != b[i].value) return differ(a[i].name, a[i].value, b[i].value);
   return {};
 }
 

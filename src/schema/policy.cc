@@ -15,6 +15,7 @@ namespace {
 
 using Json = nlohmann::json;
 constexpr int kPolicyVersion = 1;
+constexpr int kModelsWindow = -1;  // no window was said
 
 Status Bad(const std::string& at, const std::string& what) {
   return Status(Code::kInvalidArgument, "policy " + at + ": " + what);
@@ -194,6 +195,7 @@ Status ReadLayerFields(Object& o, const PresetLookup& preset, LayerSchema& layer
   LQ_RETURN_IF_ERROR(o.Read("base", base));
   if (o.Find("base") != nullptr) {  // an empty name is no preset either
     LQ_ASSIGN_OR_RETURN(layer, PresetAt(o.At("base"), base, preset));
+    layer.window = kModelsWindow;  // a preset is a format; what a query sees is the model's
   }
   LQ_RETURN_IF_ERROR(ReadTensor(o, "k", true, preset, layer));
   LQ_RETURN_IF_ERROR(ReadTensor(o, "v", false, preset, layer));
@@ -202,6 +204,8 @@ Status ReadLayerFields(Object& o, const PresetLookup& preset, LayerSchema& layer
   LQ_RETURN_IF_ERROR(o.Read("k_stage", kStages, layer.k_stage));
   LQ_RETURN_IF_ERROR(o.Read("exact_dtype", kDTypes, layer.exact_dtype));
   LQ_RETURN_IF_ERROR(o.Read("window", layer.window));
+  if (o.Find("window") != nullptr && (layer.window < 0 || layer.window > kMaxWindowRows))
+    return Bad(o.At("window"), std::to_string(layer.window) + ": must be in 0.." + std::to_string(kMaxWindowRows));
   LQ_RETURN_IF_ERROR(o.Read("pinned_rows", layer.pinned_rows));
   LQ_RETURN_IF_ERROR(o.Read("coded_page_rows", layer.coded_page_rows));
   LQ_RETURN_IF_ERROR(o.Read("exact_page_rows", layer.exact_page_rows));
@@ -265,6 +269,7 @@ Result<Policy> ReadPolicy(std::string_view text, const CacheShape& shape, const 
   LayerSchema common;
   common.num_kv_heads = shape.num_kv_heads;
   common.head_dim = shape.head_dim;
+  common.window = kModelsWindow;
   LQ_RETURN_IF_ERROR(ReadLayerFields(o, preset, common));
   schema.layers.assign(static_cast<size_t>(shape.num_layers), common);
   std::vector<bool> said(static_cast<size_t>(shape.num_layers), json.contains("base") || SaysBoth(json));
@@ -314,6 +319,15 @@ Result<Policy> ReadPolicy(std::string_view text, const CacheShape& shape, const 
   LQ_RETURN_IF_ERROR(o.Done());
 
   schema.rope = shape.rope;
+  for (size_t i = 0; i < schema.layers.size(); ++i) {
+    const int models = shape.window(static_cast<int>(i));
+    int& window = schema.layers[i].window;
+    if (window == kModelsWindow) window = models;
+    if (models != 0 && (window == 0 || window > models))
+      return Bad("layer " + std::to_string(i) + " window", std::to_string(window) + ": the model's queries see " +
+                                                               std::to_string(models) +
+                                                               " rows; a policy can only narrow that");
+  }
   // What the page mathematics allows and no kernel reads; a policy is for running (cache_core.md 4).
   for (size_t i = 0; i < schema.layers.size(); ++i) {
     const LayerSchema& layer = schema.layers[i];

@@ -22,7 +22,8 @@ struct Policy {
   CacheSchema schema;  // passed Validate()
   std::string skip;    // preset for skipped layers; empty: the caller's default
 };
-// kInvalidArgument: malformed or inconsistent. kUnsupported: a scale that changes after codes exist.
+// A layer without a window has the shape's; a window that sees more than the shape's is refused. kInvalidArgument:
+// malformed or inconsistent. kUnsupported: a scale that changes after codes exist.
 Result<Policy> ReadPolicy(std::string_view json, const CacheShape& shape, const PresetLookup& preset);
 // The text of a policy file of at most 1 MiB. kNotFound, kIo, kOutOfRange name the path.
 Result<std::string> ReadPolicyFile(const std::string& path);

@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <concepts>
 #include <cstdio>
 #include <string_view>
 #include <type_traits>
@@ -15,6 +16,10 @@ namespace livequant {
 namespace {
 
 std::string Text(int v) { return std::to_string(v); }
+template <std::same_as<bool> Bool>  // a pointer is no bool
+std::string Text(Bool v) {
+  return v ? "true" : "false";
+}
 std::string Text(const std::string& v) { return v; }
 std::string Text(float v) {
   char buffer[32];
@@ -235,6 +240,62 @@ Status CheckLayer(const LayerSchema& layer, int index) {
 
 }  // namespace
 
+Status ValidateRope(const RopeConfig& rope) {
+  const Complaint c{""};
+  const auto in = [&](const char* field, double value, double low, double high) -> Status {
+    if (value >= low && value <= high) return {};  // not NaN
+    return c.Invalid(field, value, "must be in " + Text(low) + ".." + Text(high));
+  };
+  const bool linear = rope.type == "linear", llama3 = rope.type == "llama3", yarn = rope.type == "yarn";
+  if (rope.type == "dynamic" || rope.type == "longrope")
+    return c.Unsupported("rope.type", rope.type,
+                         "its frequencies change with the length, which would turn keys that are stored already; "
+                         "default, linear, llama3 and yarn are known");
+  if (!linear && !llama3 && !yarn && rope.type != "default")
+    return c.Unsupported("rope.type", Excerpt(rope.type), "default, linear, llama3 and yarn are known");
+  if (!std::isfinite(rope.theta) || rope.theta <= 0)
+    return c.Invalid("rope.theta", rope.theta, "must be finite and above 0");
+  if (!Known(rope.pairing))
+    return c.Invalid("rope.pairing", static_cast<int>(rope.pairing), "must be half_split or interleaved");
+  if (rope.dims < 0 || rope.dims % 2 != 0) return c.Invalid("rope.dims", rope.dims, "must be even and at least 0");
+
+  const RopeConfig none;
+  const std::string unused = "(its default) for the type " + rope.type;
+  if (linear || llama3 || yarn) {
+    LQ_RETURN_IF_ERROR(in("rope.factor", rope.factor, 1, kMaxRopeFactor));
+  } else {
+    LQ_RETURN_IF_ERROR(c.MustBe("rope.factor", rope.factor, none.factor, unused));
+  }
+  if (llama3 || yarn) {
+    LQ_RETURN_IF_ERROR(c.InRange("rope.original_max_positions", rope.original_max_positions, 1, kMaxWindowRows));
+  } else {
+    LQ_RETURN_IF_ERROR(c.MustBe("rope.original_max_positions", rope.original_max_positions, 0, unused));
+  }
+  constexpr double kLeast = 1e-6;
+  if (llama3) {
+    LQ_RETURN_IF_ERROR(in("rope.low_freq_factor", rope.low_freq_factor, kLeast, kMaxRopeFactor));
+    LQ_RETURN_IF_ERROR(in("rope.high_freq_factor", rope.high_freq_factor, kLeast, kMaxRopeFactor));
+    if (rope.high_freq_factor <= rope.low_freq_factor)
+      return c.Invalid("rope.high_freq_factor", rope.high_freq_factor,
+                       "must be above low_freq_factor " + Text(rope.low_freq_factor));
+  } else {
+    LQ_RETURN_IF_ERROR(c.MustBe("rope.low_freq_factor", rope.low_freq_factor, none.low_freq_factor, unused));
+    LQ_RETURN_IF_ERROR(c.MustBe("rope.high_freq_factor", rope.high_freq_factor, none.high_freq_factor, unused));
+  }
+  if (yarn) {
+    LQ_RETURN_IF_ERROR(in("rope.beta_fast", rope.beta_fast, kLeast, kMaxRopeFactor));
+    LQ_RETURN_IF_ERROR(in("rope.beta_slow", rope.beta_slow, kLeast, kMaxRopeFactor));
+    if (rope.beta_fast < rope.beta_slow)
+      return c.Invalid("rope.beta_fast", rope.beta_fast, "must be at least beta_slow " + Text(rope.beta_slow));
+    if (rope.theta <= 1) return c.Invalid("rope.theta", rope.theta, "must be above 1 for the type yarn");
+    return in("rope.attention_factor", rope.attention_factor, kLeast, kMaxRopeFactor);
+  }
+  LQ_RETURN_IF_ERROR(c.MustBe("rope.beta_fast", rope.beta_fast, none.beta_fast, unused));
+  LQ_RETURN_IF_ERROR(c.MustBe("rope.beta_slow", rope.beta_slow, none.beta_slow, unused));
+  LQ_RETURN_IF_ERROR(c.MustBe("rope.truncate", rope.truncate, none.truncate, unused));
+  return c.MustBe("rope.attention_factor", rope.attention_factor, none.attention_factor, unused);
+}
+
 Status Validate(const CacheSchema& schema) {
   const Complaint c{""};
   if (schema.layers.empty() || schema.layers.size() > kMaxLayers)
@@ -251,13 +312,7 @@ Status Validate(const CacheSchema& schema) {
                                               " values of K in one position");
 
   const RopeConfig& rope = schema.rope;
-  if (rope.type != "default")
-    return c.Unsupported("rope.type", rope.type, "its parameters have no field in the schema; nearest: default");
-  if (!std::isfinite(rope.theta) || rope.theta <= 0)
-    return c.Invalid("rope.theta", rope.theta, "must be finite and above 0");
-  if (!Known(rope.pairing))
-    return c.Invalid("rope.pairing", static_cast<int>(rope.pairing), "must be half_split or interleaved");
-  if (rope.dims < 0 || rope.dims % 2 != 0) return c.Invalid("rope.dims", rope.dims, "must be even and at least 0");
+  LQ_RETURN_IF_ERROR(ValidateRope(rope));
   for (size_t i = 0; i < schema.layers.size(); ++i)
     if (rope.dims > schema.layers[i].head_dim)
       return c.Invalid("rope.dims", rope.dims,
@@ -278,7 +333,7 @@ Status Validate(const CacheSchema& schema) {
 
 std::vector<SchemaField> SchemaFields(const CacheSchema& schema) {
   const auto& [layers, rope, read_step, identity, provenance] = schema;
-  const auto& [type, theta, dims, pairing] = rope;
+  const auto& [type, theta, dims, pairing, factor, original, low, high, fast, slow, truncate, attention_factor] = rope;
   const auto& [model, adapter, tokenizer, calibration] = identity;
   FieldList list;
   list.Add("identity.model", model);
@@ -289,6 +344,14 @@ std::vector<SchemaField> SchemaFields(const CacheSchema& schema) {
   list.Add("rope.theta", theta);
   list.Add("rope.dims", dims);
   list.Add("rope.pairing", pairing);
+  list.Add("rope.factor", factor);
+  list.Add("rope.original_max_positions", original);
+  list.Add("rope.low_freq_factor", low);
+  list.Add("rope.high_freq_factor", high);
+  list.Add("rope.beta_fast", fast);
+  list.Add("rope.beta_slow", slow);
+  list.Add("rope.truncate", truncate);
+  list.Add("rope.attention_factor", attention_factor);
   list.Add("read_step", read_step);
   list.Add("layers", static_cast<int>(layers.size()));
   for (size_t i = 0; i < layers.size(); ++i) list.AddLayer("layers[" + std::to_string(i) + "].", layers[i]);
@@ -335,7 +398,8 @@ Result<int> ParseContract(const std::string& name) {
     // chunk:1 is stepwise under another name, and one contract has one name.
     if (error == std::errc() && end == last && *first != '0' && rows > 1 && rows < kPromptReadStep) return rows;
   }
-  return Status(Code::kInvalidArgument, "contract " + Excerpt(name) + ": must be stepwise, prompt or chunk:N with N in 2.." +
+  return Status(Code::kInvalidArgument, "contract " + Excerpt(name) +
+                                            ": must be stepwise, prompt or chunk:N with N in 2.." +
                                             std::to_string(kPromptReadStep - 1));
 }
 

@@ -100,14 +100,34 @@ constexpr int64_t CodedRowsRead(const Closure& c, int read_step, int64_t q) {
 enum class RopeStage : uint8_t { kPost, kPre };
 enum class RopePairing : uint8_t { kHalfSplit, kInterleaved };
 
-// The exact rotary configuration: part of what stored keys mean.
+// The exact rotary configuration: part of what stored keys mean. Pair i of a head turns by position * frequency(i), and
+// cos and sin are multiplied by attention_factor. With base(i) = theta^(-2 i / dims) and original =
+// original_max_positions, the frequencies are (kernels/rope_table.h has them as code)
+//   default  base
+//   linear   base / factor
+//   llama3   base where its wavelength 2 pi / base is below original / high_freq_factor, base / factor where it is
+//   above
+//            original / low_freq_factor, between them s base + (1 - s) base / factor with
+//            s = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)
+//   yarn     r base / factor + (1 - r) base, r rising from 0 to 1 between the pairs that turn beta_fast and beta_slow
+//            times in `original` positions; `truncate` rounds those two pairs outward to whole ones
+// A field that the type has no use for holds its default. Source: transformers, modeling_rope_utils.py.
 struct RopeConfig {
   std::string type = "default";
   double theta = 10000.0;
   int dims = 0;  // rotated channels of a head; 0 = all
   RopePairing pairing = RopePairing::kHalfSplit;
+  double factor = 1.0;                               // linear, llama3, yarn; >= 1
+  int original_max_positions = 0;                    // llama3, yarn: positions of pretraining
+  double low_freq_factor = 0, high_freq_factor = 0;  // llama3; 0 < low < high
+  double beta_fast = 0, beta_slow = 0;               // yarn; 0 < slow <= fast
+  bool truncate = true;                              // yarn
+  double attention_factor = 1.0;                     // yarn
   bool operator==(const RopeConfig&) const = default;
 };
+// Checks type, ranges, and that fields which the type has no use for hold their defaults. kUnsupported: another type,
+// with the reason; kInvalidArgument names the field, the value and the limit.
+Status ValidateRope(const RopeConfig& rope);
 
 struct LayerSchema {
   int num_kv_heads = 0;
@@ -152,6 +172,9 @@ struct CacheShape {
   int num_kv_heads = 0;
   int head_dim = 0;
   RopeConfig rope;
+  std::vector<int> windows = {};  // rows that a query of each layer sees, 0 = all; empty: all in every layer
+
+  int window(int layer) const { return windows.empty() ? 0 : windows[static_cast<size_t>(layer)]; }
 };
 
 // Bounds that Validate() keeps, so that no product of sizes leaves int64 and no position leaves int32.
@@ -159,6 +182,7 @@ inline constexpr int kMaxLayers = 4096, kMaxKvHeads = 4096, kMaxHeadDim = 8192, 
 inline constexpr int64_t kMaxRowValues = int64_t{1}
                                          << 24;  // layers x KV heads x head_dim: all values of one position's K
 inline constexpr int kMaxClosureRows = 1 << 16, kMaxPinnedRows = 1 << 20, kMaxWindowRows = 1 << 30;
+inline constexpr double kMaxRopeFactor = 1 << 20;
 
 // Checks every field and combination. kInvalidArgument or kUnsupported names layer, field, value and limit; a running
 // maximum (a row scale axis whose scale may change later) cannot be expressed and is refused by the policy reader.

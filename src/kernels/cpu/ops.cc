@@ -205,23 +205,6 @@ void AddRows(MatrixView<const float> x, MatrixView<float> y) {
   HWY_DYNAMIC_DISPATCH(Add)(x, y);
 }
 
-RopeTable::RopeTable(const RopeConfig& config, int head_dim, int64_t max_len)
-    : dims_(config.dims == 0 ? head_dim : config.dims), pairing_(config.pairing), max_len_(max_len) {
-  LQ_CHECK(config.type == "default" && config.theta > 0 && max_len >= 0);
-  LQ_CHECK(dims_ > 0 && dims_ % 2 == 0 && dims_ <= head_dim);
-  const int pairs = dims_ / 2;
-  cos_.resize(static_cast<size_t>(max_len * pairs));
-  sin_.resize(cos_.size());
-  for (int i = 0; i < pairs; ++i) {
-    const double frequency = std::pow(config.theta, -2.0 * i / dims_);
-    for (int64_t t = 0; t < max_len; ++t) {
-      const double angle = static_cast<double>(t) * frequency;
-      cos_[static_cast<size_t>(t * pairs + i)] = static_cast<float>(std::cos(angle));
-      sin_[static_cast<size_t>(t * pairs + i)] = static_cast<float>(std::sin(angle));
-    }
-  }
-}
-
 void RopeRows(MatrixView<float> x, int heads, int head_dim, std::span<const int32_t> positions,
               const RopeTable& table) {
   LQ_CHECK(static_cast<int64_t>(positions.size()) == x.rows && int64_t{heads} * head_dim <= x.cols);
