@@ -194,6 +194,7 @@ def make(row, number, folder):
     path = os.path.join(folder, "config.json")
     with open(path) as file:
         config = respell(json.load(file), row)
+    config["architectures"] = [type(net).__name__]  # as the model's own save_pretrained adds it
     with open(path, "w") as file:
         json.dump(config, file, indent=2, sort_keys=True)
         file.write("\n")
