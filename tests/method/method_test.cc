@@ -158,6 +158,30 @@ TEST(Presets, ShapesBeyondTheLimitsAreNamed) {
   EXPECT_EQ(PresetSchema("f16", yarn).status().code(), Code::kUnsupported);
 }
 
+TEST(Presets, TakeTheModelsWindowsOrSayWhyNot) {
+  CacheShape shape = Shape(3, 2, 64);
+  shape.windows = {0, 128, 16};
+  for (const std::string& name : PresetNames()) {
+    SCOPED_TRACE(name);
+    const Result<CacheSchema> schema = PresetSchema(name, shape);
+    if (!name.starts_with("kivi")) {  // whose closures are longer than 16 rows
+      ASSERT_TRUE(schema.ok()) << schema.status().ToString();
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(schema->layers[i].window, shape.windows[i]);
+      continue;
+    }
+    ASSERT_FALSE(schema.ok());
+    EXPECT_EQ(schema.status().code(), Code::kUnsupported);
+    for (const char* part : {"preset kivi", "layer ", "lag + step", "window of", "leave the window"})
+      EXPECT_THAT(schema.status().message(), HasSubstr(part));
+    // Where those layers are skipped nothing stands in the way.
+    const Result<CacheSchema> skipped = SchemaFor(name, shape, {1, 2});
+    ASSERT_TRUE(skipped.ok()) << skipped.status().ToString();
+    EXPECT_EQ(skipped->layers[2].window, 16);
+    EXPECT_EQ(skipped->layers[2].k.dtype, DType::kF16);
+    EXPECT_FALSE(SchemaFor(name, shape, {1}).ok());
+  }
+}
+
 TEST(SchemaFor, SkippedLayersTakeTheF16Preset) {
   const Result<CacheSchema> schema = SchemaFor("kivi2", Shape(4, 2, 64), {3, 0});
   ASSERT_TRUE(schema.ok()) << schema.status().ToString();

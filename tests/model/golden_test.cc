@@ -204,8 +204,7 @@ TEST(Goldens, CutsOfAPromptChangeNoBit) {
 }
 
 TEST(Goldens, ABatchOfUnequalSequencesIsEachSequenceAlone) {
-  for (const char* name :
-       {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "llama_gqa7", "llama_d100"}) {
+  for (const char* name : {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "llama_gqa7", "llama_d100"}) {
     SCOPED_TRACE(name);
     const auto model = LoadGolden(name);
     ASSERT_NE(model, nullptr);

@@ -105,6 +105,36 @@ TEST(Policy, FullCodingsNeedNoBase) {
   EXPECT_EQ(p->schema.provenance.scale_source, "dataset");
 }
 
+// What a query sees is the model's; a policy may narrow it.
+TEST(Policy, WindowsAreTheModelsUnlessTheyAreNarrowed) {
+  const CacheShape shape{.num_layers = 4, .num_kv_heads = 2, .head_dim = 64, .rope = {}, .windows = {0, 300, 300, 200}};
+  const auto windows = [&](const char* json) {
+    const Result<Policy> p = ReadPolicy(json, shape, Lookup);
+    EXPECT_TRUE(p.ok()) << p.status().ToString();
+    std::vector<int> out;
+    if (p.ok())
+      for (const LayerSchema& l : p->schema.layers) out.push_back(l.window);
+    return out;
+  };
+  EXPECT_EQ(windows(R"({"version": 1, "base": "f16"})"), (std::vector{0, 300, 300, 200}));
+  EXPECT_EQ(windows(R"({"version": 1, "base": "f16", "window": 150})"), (std::vector{150, 150, 150, 150}));
+  EXPECT_EQ(
+      windows(
+          R"({"version": 1, "base": "f16", "layers": [{"layers": "2", "window": 20}, {"layers": "3", "base": "f16"}]})"),
+      (std::vector{0, 300, 20, 200}));
+  const std::pair<const char*, const char*> wide[] = {
+      {R"({"version": 1, "base": "f16", "window": 250})", "layer 3 window: 250: the model's queries see 200 rows"},
+      {R"({"version": 1, "base": "f16", "window": 0})", "layer 1 window: 0: the model's queries see 300 rows"}};
+  for (const auto& [json, says] : wide) {
+    const Result<Policy> p = ReadPolicy(json, shape, Lookup);
+    ASSERT_FALSE(p.ok());
+    EXPECT_THAT(p.status().message(), HasSubstr(says));
+  }
+  const Result<Policy> negative = ReadPolicy(R"({"version": 1, "base": "f16", "window": -1})", shape, Lookup);
+  ASSERT_FALSE(negative.ok());
+  EXPECT_THAT(negative.status().message(), HasSubstr("window: -1"));
+}
+
 TEST(Policy, RefusalsNameThePlace) {
   struct Case {
     const char* json;

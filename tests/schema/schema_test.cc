@@ -24,6 +24,21 @@ TEST(Validate, AcceptsOneOfEachKind) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
+constexpr double inf_d = std::numeric_limits<double>::infinity();
+RopeConfig Linear() { return {.type = "linear", .factor = 4}; }
+RopeConfig Llama3() {
+  return {.type = "llama3", .factor = 8, .original_max_positions = 64, .low_freq_factor = 1, .high_freq_factor = 4};
+}
+RopeConfig Yarn() {
+  return {.type = "yarn",
+          .factor = 4,
+          .original_max_positions = 64,
+          .beta_fast = 32,
+          .beta_slow = 1,
+          .truncate = false,
+          .attention_factor = 1.2};
+}
+
 struct Fault {
   const char* what;
   std::function<void(CacheSchema&)> plant;
@@ -165,7 +180,46 @@ std::vector<Fault> Faults() {
        bad,
        {"layer 3 k.bits 2", "head_dim 3", "whole number of bytes"}},
       // The whole.
-      {"rope type", [](CacheSchema& s) { s.rope.type = "yarn"; }, no, {"rope.type yarn", "default"}},
+      {"rope type", [](CacheSchema& s) { s.rope.type = "alibi"; }, no, {"rope.type \"alibi\"", "default, linear"}},
+      {"rope type", [](CacheSchema& s) { s.rope.type = "dynamic"; }, no, {"rope.type dynamic", "stored already"}},
+      {"unused factor", [](CacheSchema& s) { s.rope.factor = 2; }, bad, {"rope.factor 2", "must be 1", "default"}},
+      {"unused original",
+       [](CacheSchema& s) { s.rope = Linear(), s.rope.original_max_positions = 5; },
+       bad,
+       {"rope.original_max_positions 5", "must be 0", "linear"}},
+      {"unused low", [](CacheSchema& s) { s.rope = Yarn(), s.rope.low_freq_factor = 1; }, bad, {"low_freq_factor 1"}},
+      {"unused high", [](CacheSchema& s) { s.rope = Yarn(), s.rope.high_freq_factor = 1; }, bad, {"high_freq_factor"}},
+      {"unused fast", [](CacheSchema& s) { s.rope = Llama3(), s.rope.beta_fast = 1; }, bad, {"rope.beta_fast 1"}},
+      {"unused slow", [](CacheSchema& s) { s.rope = Llama3(), s.rope.beta_slow = 1; }, bad, {"rope.beta_slow 1"}},
+      {"unused truncate",
+       [](CacheSchema& s) { s.rope = Llama3(), s.rope.truncate = false; },
+       bad,
+       {"rope.truncate false", "must be true"}},
+      {"unused attention",
+       [](CacheSchema& s) { s.rope = Llama3(), s.rope.attention_factor = 2; },
+       bad,
+       {"rope.attention_factor 2", "must be 1"}},
+      {"factor", [](CacheSchema& s) { s.rope = Linear(), s.rope.factor = 0.5; }, bad, {"rope.factor 0.5", "1.."}},
+      {"factor", [](CacheSchema& s) { s.rope = Linear(), s.rope.factor = std::nan(""); }, bad, {"rope.factor nan"}},
+      {"original",
+       [](CacheSchema& s) { s.rope = Yarn(), s.rope.original_max_positions = 0; },
+       bad,
+       {"original_max_positions 0", "1.."}},
+      {"low", [](CacheSchema& s) { s.rope = Llama3(), s.rope.low_freq_factor = 0; }, bad, {"low_freq_factor 0"}},
+      {"high",
+       [](CacheSchema& s) { s.rope = Llama3(), s.rope.high_freq_factor = 1; },
+       bad,
+       {"high_freq_factor 1", "above low_freq_factor 1"}},
+      {"betas",
+       [](CacheSchema& s) { s.rope = Yarn(), s.rope.beta_fast = 0.5; },
+       bad,
+       {"beta_fast 0.5", "at least beta_slow 1"}},
+      {"beta", [](CacheSchema& s) { s.rope = Yarn(), s.rope.beta_slow = -1; }, bad, {"beta_slow -1"}},
+      {"attention",
+       [](CacheSchema& s) { s.rope = Yarn(), s.rope.attention_factor = inf_d; },
+       bad,
+       {"attention_factor inf"}},
+      {"yarn theta", [](CacheSchema& s) { s.rope = Yarn(), s.rope.theta = 1; }, bad, {"rope.theta 1", "yarn"}},
       {"theta", [](CacheSchema& s) { s.rope.theta = 0; }, bad, {"rope.theta 0", "above 0"}},
       {"theta", [](CacheSchema& s) { s.rope.theta = std::nan(""); }, bad, {"rope.theta nan", "finite"}},
       {"pairing", [](CacheSchema& s) { s.rope.pairing = static_cast<RopePairing>(3); }, bad, {"rope.pairing 3"}},
@@ -210,6 +264,16 @@ TEST(Validate, AcceptsTheEdgesOfItsLimits) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
+TEST(Validate, AcceptsEveryRopeType) {
+  for (const RopeConfig& rope : {RopeConfig{}, Linear(), Llama3(), Yarn()}) {
+    CacheSchema schema = OneOfEach();
+    schema.rope = rope;
+    const Status status = Validate(schema);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(Digest(schema) == Digest(OneOfEach()), rope.type == "default");
+  }
+}
+
 // One change for each compared field.
 std::vector<std::pair<std::string, std::function<void(CacheSchema&)>>> Flips() {
   std::vector<std::pair<std::string, std::function<void(CacheSchema&)>>> flips = {
@@ -221,6 +285,14 @@ std::vector<std::pair<std::string, std::function<void(CacheSchema&)>>> Flips() {
       {"rope.theta", [](CacheSchema& s) { s.rope.theta = std::nextafter(s.rope.theta, 1e9); }},
       {"rope.dims", [](CacheSchema& s) { s.rope.dims = 32; }},
       {"rope.pairing", [](CacheSchema& s) { s.rope.pairing = RopePairing::kInterleaved; }},
+      {"rope.factor", [](CacheSchema& s) { s.rope.factor = std::nextafter(1.0, 2.0); }},
+      {"rope.original_max_positions", [](CacheSchema& s) { s.rope.original_max_positions = 1; }},
+      {"rope.low_freq_factor", [](CacheSchema& s) { s.rope.low_freq_factor = 1; }},
+      {"rope.high_freq_factor", [](CacheSchema& s) { s.rope.high_freq_factor = 1; }},
+      {"rope.beta_fast", [](CacheSchema& s) { s.rope.beta_fast = 1; }},
+      {"rope.beta_slow", [](CacheSchema& s) { s.rope.beta_slow = 1; }},
+      {"rope.truncate", [](CacheSchema& s) { s.rope.truncate = false; }},
+      {"rope.attention_factor", [](CacheSchema& s) { s.rope.attention_factor = std::nextafter(1.0, 2.0); }},
       {"read_step", [](CacheSchema& s) { s.read_step = 512; }},
       {"layers", [](CacheSchema& s) { s.layers.push_back(NativeLayer()); }},
   };
