@@ -44,17 +44,16 @@ Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config) {
   };
   if (static_cast<int>(schema.layers.size()) != config.num_hidden_layers)
     return differ("layers", schema.layers.size(), config.num_hidden_layers);
+  const CacheShape shape = config.shape();
   for (size_t l = 0; l < schema.layers.size(); ++l) {
     const LayerSchema& layer = schema.layers[l];
     if (layer.num_kv_heads != config.num_key_value_heads)
       return differ(fmt::format("layer {} num_kv_heads", l), layer.num_kv_heads, config.num_key_value_heads);
     if (layer.head_dim != config.head_dim)
       return differ(fmt::format("layer {} head_dim", l), layer.head_dim, config.head_dim);
-  }
-  for (size_t l = 0; l < schema.layers.size(); ++l) {
-    const int window = schema.layers[l].window, models = config.shape().window(static_cast<int>(l));
-    if (models != 0 && (window == 0 || window > models))
-      return differ(fmt::format("layer {} window", l), window, models);
+    const int window = shape.window(static_cast<int>(l));
+    if (window != 0 && (layer.window == 0 || layer.window > window))
+      return differ(fmt::format("layer {} window", l), layer.window, window);
   }
   // Rotary fields one by one, under the names that schemas are compared by.
   CacheSchema here, model;

@@ -84,7 +84,8 @@ class Session {
   std::unique_ptr<Impl> impl_;
 };
 
-// ok if `schema` is for a model of this shape; else the first field that differs, both values.
+// ok if `schema` is for a model of this shape and RoPE, and sees no more than the model's windows; else the first field
+// that differs, both values.
 Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config);
 
 }  // namespace livequant

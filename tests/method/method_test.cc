@@ -147,6 +147,20 @@ TEST(Presets, HeadSize80IsServedOrRefusedByName) {
   EXPECT_TRUE(policy.ok()) << policy.status().ToString();
 }
 
+TEST(Presets, EveryEvenHeadSizeIsServedOrRefusedWithBothNumbers) {
+  for (int d = 2; d <= 256; d += 2)
+    for (const std::string& name : PresetNames()) {
+      SCOPED_TRACE(name + " head_dim " + std::to_string(d));
+      const Result<LayerSchema> layer = PresetLayer(name, 1, d);
+      const bool kivi = name.starts_with("kivi");
+      EXPECT_EQ(layer.ok(), kivi ? d % 32 == 0 : name != "int2" || d % 4 == 0);
+      if (layer.ok()) continue;
+      EXPECT_EQ(layer.status().code(), Code::kUnsupported);
+      EXPECT_THAT(layer.status().message(), HasSubstr("head_dim " + std::to_string(d)));
+      EXPECT_THAT(layer.status().message(), HasSubstr(name == "kivi4" || (kivi && d % 4 == 0) ? "group 32" : "bits 2"));
+    }
+}
+
 TEST(Presets, ShapesBeyondTheLimitsAreNamed) {
   EXPECT_THAT(PresetLayer("f16", 0, 64).status().message(), HasSubstr("num_kv_heads 0"));
   EXPECT_THAT(PresetLayer("f16", 1, 0).status().message(), HasSubstr("head_dim 0"));
