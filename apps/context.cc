@@ -121,6 +121,23 @@ Result<nlohmann::json> KernelsJson(const CacheSchema& schema, bool allow_fallbac
   return out;
 }
 
+nlohmann::json SpikeJson(const std::optional<KeySpike>& spike) {
+  if (!spike) return nullptr;
+  return {{"layer", spike->layer},     {"head", spike->head},       {"position", spike->position},
+          {"channel", spike->channel}, {"largest", spike->largest}, {"median", spike->median}};
+}
+
+void WarnOfSpike(const std::string& format, const std::optional<KeySpike>& spike) {
+  if (!spike) return;
+  fmt::print(
+      stderr,
+      "warning: {} keeps one scale a key row, and layer {}, head {} has keys that it serves badly: at position {} "
+      "channel {} is {:.4g}, {:.0f} times the row's median {:.3g}; a format with scales per channel (kivi) or a "
+      "policy that leaves this layer in f16 keeps the small channels\n",
+      format, spike->layer, spike->head, spike->position, spike->channel, spike->largest, spike->ratio(),
+      spike->median);
+}
+
 nlohmann::json ContextJson(const ContextInfo& info) {
   const auto text = [](const std::string& s) { return s.empty() ? nlohmann::json() : nlohmann::json(s); };
   nlohmann::json policy = nlohmann::json::object(), digest = policy, kernels = policy;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 
 #include "attention/attention.h"
 #include "base/status.h"
+#include "kv/key_spike.h"
 #include "schema/schema.h"
 
 namespace livequant::app {
@@ -47,6 +49,10 @@ const char* Version();
 const char* Commit();
 // The command line, as typed, for the context object.
 void SetCommandLine(int argc, char** argv);
+
+// null, or the fields of a key spike; and one warning on stderr that names the format, layer and head, if there is one.
+nlohmann::json SpikeJson(const std::optional<KeySpike>& spike);
+void WarnOfSpike(const std::string& format, const std::optional<KeySpike>& spike);
 
 // Threads asked for by -t: 0 means every core that this process may use.
 int ThreadsOrDefault(int asked);

@@ -44,6 +44,7 @@ nlohmann::json QualityJson(const FormatQuality& q) {
           {"same_top_p", q.same_top_p},
           {"thread_seconds", q.seconds},
           {"fallback_calls", q.fallback_calls},
+          {"key_spike", SpikeJson(q.key_spike)},
           {"is_baseline", q.is_baseline}};
 }
 
@@ -105,7 +106,10 @@ int RunPerplexity(const PerplexityFlags& flags) {
                 result.status().code() == Code::kInvalidArgument || result.status().code() == Code::kOutOfRange
                     ? kExitUsage
                     : kExitFailed);
-  for (const FormatQuality& q : result->formats) info.fallback_calls += q.fallback_calls;
+  for (const FormatQuality& q : result->formats) {
+    info.fallback_calls += q.fallback_calls;
+    WarnOfSpike(q.format, q.key_spike);
+  }
   if (flags.json) {
     nlohmann::json out = {
         {"results", nlohmann::json::array()},
@@ -189,6 +193,7 @@ int RunLogits(const LogitsFlags& flags) {
   ThreadPool pool(ThreadsOrDefault(flags.threads));
   auto result = EvalLogits(*bundle->model, *schema, request, pool);
   if (!result.ok()) return Fail(result.status(), result.status().code() == Code::kNonFinite ? kExitFailed : kExitUsage);
+  WarnOfSpike(flags.dtype, result->key_spike);
   nlohmann::json positions = nlohmann::json::array();
   for (const PositionLogits& p : result->positions)
     positions.push_back({{"position", p.position}, {"logits", p.logits}});
@@ -202,10 +207,11 @@ int RunLogits(const LogitsFlags& flags) {
                      .contract = ContractName(schema->read_step),
                      .threads = pool.threads(),
                      .allow_fallback = flags.allow_fallback};
-    fmt::print(
-        "{}\n",
-        nlohmann::json{{"positions", positions}, {"generated", result->generated}, {"context", ContextJson(info)}}
-            .dump());
+    fmt::print("{}\n", nlohmann::json{{"positions", positions},
+                                      {"generated", result->generated},
+                                      {"key_spike", SpikeJson(result->key_spike)},
+                                      {"context", ContextJson(info)}}
+                           .dump());
     return kExitOk;
   }
   for (const PositionLogits& p : result->positions) {

@@ -162,6 +162,7 @@ int Run(const Flags& flags) {
                                 {"slack_bytes", ledger.slack},
                                 {"pool_bytes", (*session)->pool_bytes()},
                                 {"peak_rss_bytes", PeakRssBytes()},
+                                {"key_spike", SpikeJson(g.key_spike)},
                                 {"context", ContextJson(info)}};
     const std::string line = out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
     if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
@@ -182,6 +183,7 @@ int Run(const Flags& flags) {
     if (g.fallback_calls > 0)
       fmt::print(stderr, "fallback {} attention calls took the reference path (--allow-fallback)\n", g.fallback_calls);
   }
+  WarnOfSpike(flags.dtype, g.key_spike);
   return g.finish == FinishReason::kCancelled ? kExitInterrupted : kExitOk;
 }
 

@@ -73,6 +73,7 @@ Result<LogitsResult> EvalLogits(const Llama& model, const CacheSchema& schema, c
     LQ_RETURN_IF_ERROR(model.Step({&part, 1}, *cache, *workspace, MatrixView<float>(logits.data(), 1, vocab), pool));
     last = row(0);
   }
+  result.key_spike = cache->TakeKeySpike();
   return result;
 }
 

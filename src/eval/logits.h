@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct PositionLogits {
 struct LogitsResult {
   std::vector<PositionLogits> positions;  // in the order asked
   std::vector<int32_t> generated;
+  std::optional<KeySpike> key_spike = {};  // the worst, where keys have a scale a row (kv/key_spike.h)
 };
 
 // kInvalidArgument: no tokens, a schema of another shape. kOutOfRange: an id, a position, or tokens + generate beyond

@@ -81,7 +81,8 @@ struct Job {
   int64_t done = 0, total = 0;
   int64_t failed_window = -1;
   Status failure;
-  std::vector<int64_t> fallbacks;  // of each format
+  std::vector<int64_t> fallbacks;               // of each format
+  std::vector<std::optional<KeySpike>> spikes;  // of each format
 
   void Fail(int64_t window, Status why) {
     const std::lock_guard lock(mutex);
@@ -111,8 +112,12 @@ class Worker {
       if (Status s = RunWindow(i); !s.ok()) return job_.Fail(i, std::move(s));
     }
     const std::lock_guard lock(job_.mutex);
-    for (size_t f = 0; f < job_.formats.size(); ++f)
-      if (caches_[f + 1] != nullptr) job_.fallbacks[f] += caches_[f + 1]->fallback_calls();
+    for (size_t f = 0; f < job_.formats.size(); ++f) {
+      if (caches_[f + 1] == nullptr) continue;
+      job_.fallbacks[f] += caches_[f + 1]->fallback_calls();
+      const auto spike = caches_[f + 1]->TakeKeySpike();
+      if (spike && (!job_.spikes[f] || spike->Beats(*job_.spikes[f]))) job_.spikes[f] = spike;
+    }
   }
 
  private:
@@ -293,6 +298,7 @@ Result<PerplexityResult> EvalPerplexity(const Llama& model, std::span<const int3
   job.step_rows = PrefillStepRows(formats[0].schema.read_step, options.prefill_chunk, job.max_rows);
   job.scores.assign(job.windows.size(), std::vector<WindowScore>(formats.size() + 1));
   job.fallbacks.assign(formats.size(), 0);
+  job.spikes.resize(formats.size());
   const int64_t columns = 1 + std::count(job.is_baseline.begin(), job.is_baseline.end(), false);
   job.total = columns * static_cast<int64_t>(job.windows.size());
 
@@ -328,6 +334,7 @@ Result<PerplexityResult> EvalPerplexity(const Llama& model, std::span<const int3
     q.windows = result.windows;
     q.seconds = s.seconds;
     q.fallback_calls = job.fallbacks[f];
+    q.key_spike = job.spikes[f];
     q.is_baseline = job.is_baseline[f];
     result.formats.push_back(std::move(q));
   }

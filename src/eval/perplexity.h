@@ -21,6 +21,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,6 +67,7 @@ struct FormatQuality {
   double same_top_p = 0;           // share of rows whose most probable token is the baseline's
   double seconds = 0;              // thread seconds spent on this format, scoring included
   int64_t fallback_calls = 0;
+  std::optional<KeySpike> key_spike = {};  // the worst of all windows, where keys have a scale a row
   bool is_baseline =
       false;  // this schema is the baseline itself: its rows were computed once and compared with themselves
 };

@@ -12,6 +12,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "cache/ledger/ledger.h"
 #include "cache/pages/page_pool.h"
@@ -85,12 +86,15 @@ struct KvCache::Impl {
   std::vector<Layer> layers;
   int max_head_dim = 0, max_page_rows = 0;
   std::atomic<int64_t> fallback_calls{0};
+  std::atomic<float> spike_ratio{0};  // of `spike`: a row below it need not be looked at closely
 
-  mutable std::mutex mutex;                          // guards the two below
+  mutable std::mutex mutex;                          // guards the three below
+  std::optional<KeySpike> spike;                     // the worst so far
   std::vector<std::unique_ptr<KvStep::Impl>> steps;  // all that were ever made
   std::vector<KvStep::Impl*> free_steps;
 
   KvStep::Impl* TakeStep();
+  void NoteSpikes(int layer, int head, const LayerSchema& schema, MatrixView<const float> keys, int64_t first);
   CacheView View(const Owner::Lease& lease, int layer, SeqRow* row) const;
 };
 
@@ -265,6 +269,9 @@ Status KvStep::Impl::PrepareHead(int layer_index, const CacheView& view, int par
                   fmt::format("layer {} {}, position {}, head {}, channel {}: {} is not a finite {}", layer_index,
                               TensorName(tensor), txn.first + fault_at.row, head, fault_at.channel, fault_at.value,
                               DTypeName(layer.plan.schema.exact_dtype)));
+
+  if (tensor == kK && layer.plan.schema.k.axis == ScaleAxis::kRow)
+    cache->NoteSpikes(layer_index, head, layer.plan.schema, {step, txn.count, d, layer.row_values}, txn.first);
 
   for (const PageCopy& copy : txn.copies)
     if (copy.cls == layer.cls && copy.tensor == tensor)
@@ -543,6 +550,29 @@ KvStep::Impl* KvCache::Impl::TakeStep() {
   step.prepared.resize(layers.size());
   free_steps.reserve(steps.size());
   return &step;
+}
+
+// keys: rows of one head at positions first, first + 1, ...
+void KvCache::Impl::NoteSpikes(int layer, int head, const LayerSchema& schema, MatrixView<const float> keys,
+                               int64_t first) {
+  for (int64_t r = std::max<int64_t>(0, schema.pinned_rows - first); r < keys.rows; ++r) {
+    auto found = FindKeySpike(std::span(keys.row(r), static_cast<size_t>(keys.cols)),
+                              spike_ratio.load(std::memory_order_relaxed));
+    if (!found) continue;
+    found->layer = layer;
+    found->head = head;
+    found->position = first + r;
+    std::lock_guard lock(mutex);
+    if (spike && !found->Beats(*spike)) continue;
+    spike = found;
+    spike_ratio.store(found->ratio(), std::memory_order_relaxed);
+  }
+}
+
+std::optional<KeySpike> KvCache::TakeKeySpike() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->spike_ratio.store(0, std::memory_order_relaxed);
+  return std::exchange(impl_->spike, std::nullopt);
 }
 
 Result<KvStep> KvCache::Begin(std::span<const AppendRequest> requests) {

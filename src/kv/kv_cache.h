@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,7 @@
 #include "base/status.h"
 #include "base/thread_pool.h"
 #include "cache/owner/owner.h"
+#include "kv/key_spike.h"
 #include "schema/schema.h"
 
 namespace livequant {
@@ -108,6 +110,10 @@ class KvCache {
   std::vector<std::byte> StateBytes(SeqId seq) const;
   std::vector<std::byte> StateBytes(const Owner::Lease& lease) const;
 
+  // The worst key spike (kv/key_spike.h) among the rows that steps prepared since the last call, published or not, in
+  // layers whose keys have one scale for some channels of a row; pinned rows, which are never coded, aside. Which one
+  // does not depend on batches, cuts or threads.
+  std::optional<KeySpike> TakeKeySpike();
   int64_t fallback_calls() const;  // attention calls that the reference path served
   KernelChoice kernel(int layer, Phase phase) const;
   int64_t workspace_bytes() const;  // scratch of all steps: bounded by the options, independent of any history

@@ -188,11 +188,13 @@ Result<Generation> Session::Generate(std::span<const int32_t> prompt, const Gene
   LQ_RETURN_IF_ERROR(impl_->Check(prompt, params));
   Generation out;
   const int64_t fallbacks = impl_->cache->fallback_calls();
+  (void)impl_->cache->TakeKeySpike();  // what another request left
   LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
   const Status ran = impl_->Run(seq, prompt, params, out);
   out.cache_rows = impl_->cache->owner().length(seq);
   out.cache_used_bytes = impl_->cache->owner().used_bytes();
   out.fallback_calls = impl_->cache->fallback_calls() - fallbacks;
+  out.key_spike = impl_->cache->TakeKeySpike();
   LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
   LQ_RETURN_IF_ERROR(ran);
   return out;

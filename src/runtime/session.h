@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -52,11 +53,12 @@ struct Generation {
   std::vector<int32_t> token_ids;  // new tokens only, without the eos
   FinishReason finish = FinishReason::kLength;
   int64_t prompt_tokens = 0, prefill_steps = 0, decode_steps = 0;
-  double prefill_seconds = 0;    // all prompt rows, the first new token's logits included
-  double decode_seconds = 0;     // decode_steps steps of one row
-  int64_t cache_rows = 0;        // rows in the cache at the end: the last token's row is never needed
-  int64_t cache_used_bytes = 0;  // pages that the sequence held at the end
-  int64_t fallback_calls = 0;    // attention calls that the reference path served
+  double prefill_seconds = 0;              // all prompt rows, the first new token's logits included
+  double decode_seconds = 0;               // decode_steps steps of one row
+  int64_t cache_rows = 0;                  // rows in the cache at the end: the last token's row is never needed
+  int64_t cache_used_bytes = 0;            // pages that the sequence held at the end
+  int64_t fallback_calls = 0;              // attention calls that the reference path served
+  std::optional<KeySpike> key_spike = {};  // the worst, where keys have a scale a row (kv/key_spike.h)
   double prefill_tokens_per_s() const { return prefill_seconds > 0 ? double(prompt_tokens) / prefill_seconds : 0; }
   double decode_tokens_per_s() const { return decode_seconds > 0 ? double(decode_steps) / decode_seconds : 0; }
 };
