@@ -64,6 +64,10 @@ int Run(const Flags& flags) {
   for (const std::string& name : PresetNames()) {
     if (Interrupted()) return kExitInterrupted;
     auto schema = bundle->Schema(name);
+    if (!schema.ok() && schema.status().code() == Code::kUnsupported) {
+      fmt::print(stderr, "left out: {}\n", schema.status().message());
+      continue;
+    }
     if (!schema.ok()) return Fail(schema.status(), kExitFailed);
     auto session = Session::Open(bundle->model, *schema, {.max_len = flags.prompt_tokens + flags.n}, pool);
     if (!session.ok()) return Fail(session.status(), kExitFailed);

@@ -82,8 +82,16 @@ Status Run(const Flags& flags, ContextInfo info) {
   info.contract = flags.contract;
   const std::vector<std::string> names = flags.dtypes.empty() ? PresetNames() : Split(flags.dtypes, ',');
   std::vector<std::pair<std::string, nlohmann::json>> results;
+  nlohmann::json refused = nlohmann::json::object();
   for (const std::string& name : names) {
-    LQ_ASSIGN_OR_RETURN(CacheSchema schema, SchemaFor(name, shape, skip));
+    auto made = SchemaFor(name, shape, skip);
+    if (!made.ok() && flags.dtypes.empty() && made.status().code() == Code::kUnsupported) {
+      // Nobody asked for this one in particular: the others have their answer, and this one its reason.
+      refused[name] = made.status().message();
+      continue;
+    }
+    if (!made.ok()) return made.status();
+    CacheSchema schema = *std::move(made);
     if (read_step != kStepwise) schema.read_step = read_step;
     results.emplace_back(name, ResultJson(flags, schema, memory_bytes));
     info.schemas[name] = schema;
@@ -98,6 +106,7 @@ Status Run(const Flags& flags, ContextInfo info) {
         out["results"].back()["format"] = name;
       }
     }
+    if (!refused.empty()) out["refused"] = refused;
     out["context"] = ContextJson(info);
     fmt::print("{}\n", out.dump(2));
     return {};
@@ -120,6 +129,7 @@ Status Run(const Flags& flags, ContextInfo info) {
                                              fmt::format("{}", r["memory"]["requests"].get<int64_t>())});
   }
   fmt::print("{}", Table(rows));
+  for (const auto& [name, why] : refused.items()) fmt::print("\n{}\n", why.get<std::string>());
   return {};
 }
 

@@ -173,6 +173,105 @@ class Eval(Case):
         self.refused(2, "eval")
 
 
+def embedded_model_as(directory, changes, drop=(), plant=None):
+    """The embedded model in `directory` with other fields in its config.json. plant(layer name prefix) -> {name: f32 values}: tensors
+    that are added to each layer."""
+    config = json.loads((MODEL / "config.json").read_text())
+    config.update(changes)
+    for field in drop:
+        del config[field]
+    pathlib.Path(directory, "config.json").write_text(json.dumps(config))
+    shutil.copy(MODEL / "tokenizer.json", directory)
+    data = (MODEL / "model.safetensors").read_bytes()
+    if plant:
+        size = struct.unpack("<Q", data[:8])[0]
+        header, body = json.loads(data[8:8 + size]), data[8 + size:]
+        for layer in range(config["num_hidden_layers"]):
+            for name, values in plant(f"model.layers.{layer}.", config).items():
+                raw = struct.pack(f"<{len(values)}f", *values)
+                header[name] = {"dtype": "F32", "shape": [len(values)], "data_offsets": [len(body), len(body) + len(raw)]}
+                body += raw
+        text = json.dumps(header).encode()
+        data = struct.pack("<Q", len(text)) + text + body
+    pathlib.Path(directory, "model.safetensors").write_bytes(data)
+
+
+class Architectures(Case):
+    GOLDEN = SOURCE / "tests/model/golden"
+
+    def test_logits_and_greedy_tokens_are_those_of_transformers(self):
+        for name in ["llama_bias", "llama_rope_yarn_attention", "mistral_window", "qwen2_layers", "qwen3"]:
+            golden = json.loads((self.GOLDEN / name / "golden.json").read_text())
+            ids = ",".join(map(str, golden["prompt"]))
+            for dtype in ["f32", "f16"]:
+                r = run_json("eval", "logits", "-m", self.GOLDEN / name, "--token-ids", ids, "--positions",
+                             ",".join(map(str, golden["positions"])), "--generate", len(golden["greedy"]), "--kv-cache-dtype", dtype)
+                self.assertEqual(r["generated"], golden["greedy"], name)
+                for got, want in zip(r["positions"], golden["logits"][dtype], strict=True):
+                    self.assertLess(max(abs(a - b) for a, b in zip(got["logits"], want, strict=True)), 1e-3, (name, dtype))
+                self.check_context(r)
+
+    def test_a_window_is_the_models(self):
+        prompt = (MODEL / "eval/heldout_books.txt").read_text()[:3000]
+        with tempfile.TemporaryDirectory() as tmp:
+            embedded_model_as(tmp, {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 130},
+                              drop=["attention_bias", "mlp_bias"])
+            base = ["run", "-m", tmp, "-n", 64, "--ignore-eos", "--kv-cache-dtype"]
+            r = run_json(*base, "kivi4", stdin=prompt)
+            policy = self.check_context(r)["policy"]["kivi4"]
+            self.assertEqual([layer["window"] for layer in policy["layers"]], [130])
+            self.assertEqual(r["cache_bytes"], r["ledger_bytes"] + r["slack_bytes"])
+            self.assertLess(r["cache_bytes"] * 2, run_json("run", *base[3:], "kivi4", stdin=prompt)["cache_bytes"])
+            whole, cut = (run_json(*base, "int4", "--prefill-chunk", n, stdin=prompt) for n in (512, 7))
+            self.assertEqual(whole["token_ids"], cut["token_ids"])
+            p = run_json("eval", "perplexity", "-m", tmp, "-c", 512, "--max-tokens", 1022, "--kv-cache-dtype", "f16,int8", "-f",
+                         MODEL / "eval/heldout_books.txt")
+            self.assertLess(p["results"][0]["mean_kld"], 1e-5)
+            self.assertLess(p["results"][1]["mean_kld"], 0.1)
+            wide = pathlib.Path(tmp, "wide.json")
+            wide.write_text('{"version": 1, "base": "f16", "window": 0}')
+            self.refused(2, *base, wide, stdin=prompt, says=["window", "130"])
+            embedded_model_as(tmp, {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64},
+                              drop=["attention_bias", "mlp_bias"])
+            self.refused(2, *base, "kivi2", stdin=prompt, says=["kivi2", "128", "window of 64"])
+
+    def test_what_a_config_says_and_we_do_not_do_is_refused_by_name(self):
+        for changes, says in [({"architectures": ["GemmaForCausalLM"]}, ["GemmaForCausalLM", "Qwen3ForCausalLM"]),
+                              ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, ["dynamic"]),
+                              ({"final_logit_softcapping": 30.0}, ["final_logit_softcapping", "30"]),
+                              ({"attention_bias": True}, ["k_proj.bias", "missing"])]:
+            with tempfile.TemporaryDirectory() as tmp:
+                embedded_model_as(tmp, changes)
+                self.refused(1, "run", "-m", tmp, "-p", "Hi", "-n", 1, says=says)
+
+    def test_a_key_spike_is_warned_of_once(self):
+        def bias(prefix, config):
+            kv = config["num_key_value_heads"] * config["head_dim"]
+            k = [0.0] * kv
+            if prefix == "model.layers.3.":
+                k[config["head_dim"] + 31] = 900.0  # KV head 1; the slowest pair, which RoPE hardly turns
+            q = config["num_attention_heads"] * config["head_dim"]
+            return {prefix + "self_attn." + n + "_proj.bias": v
+                    for n, v in [("q", [0.0] * q), ("k", k), ("v", [0.0] * kv), ("o", [0.0] * config["hidden_size"])]}
+
+        with tempfile.TemporaryDirectory() as tmp:
+            embedded_model_as(tmp, {"attention_bias": True}, plant=bias)
+            args = ["run", "-m", tmp, "-p", "It was a dark and stormy night", "-n", 8, "--kv-cache-dtype"]
+            code, _, err = run(*args, "int4")
+            self.assertEqual(code, 0, err)
+            self.assertEqual(err.count("warning:"), 1, err)
+            self.assertIn("layer 3, head 1", err)
+            for command in [args, ["eval", "logits", "-m", tmp, "--token-ids", "0,5,9,11", "--kv-cache-dtype"]]:
+                spike = run_json(*command, "int4")["key_spike"]
+                self.assertEqual((spike["layer"], spike["head"], spike["channel"]), (3, 1, 31))
+                self.assertGreater(spike["largest"], 30 * spike["median"])
+            r = run_json("eval", "perplexity", "-m", tmp, "-c", 64, "--max-tokens", 126, "--kv-cache-dtype", "f16,qserve4,kivi4", "-f",
+                         MODEL / "eval/heldout_books.txt")
+            self.assertEqual([f["key_spike"] and f["key_spike"]["layer"] for f in r["results"]], [None, 3, None])
+            code, _, err = run(*args, "f16")
+            self.assertNotIn("warning:", err)
+
+
 class Ledger(Case):
     ARTICLE = ["ledger", "--layers", 32, "--kv-heads", 8, "--head-dim", 128, "--tokens", 4096]
 
@@ -196,6 +295,21 @@ class Ledger(Case):
         r = run_json(*self.ARTICLE, "--kv-cache-dtype", "int4", "--memory", "1GiB")
         self.assertGreaterEqual(r["memory"]["requests"], 7)
         self.assertGreater(r["memory"]["tokens_of_one_request"], 4096 * 7)
+
+    def test_without_a_format_those_that_do_not_fit_are_named_and_the_others_counted(self):
+        shape = ["ledger", "--layers", 2, "--kv-heads", 2, "--head-dim", 80]
+        r = run_json(*shape)
+        self.assertEqual([x["format"] for x in r["results"]], [p for p in PRESETS if not p.startswith("kivi")])
+        self.assertEqual(sorted(r["refused"]), sorted(p for p in PRESETS if p.startswith("kivi")))
+        self.assertIn("head_dim 80", r["refused"]["kivi2"])
+        self.refused(2, *shape, "--kv-cache-dtype", "kivi2", says=["group 32", "head_dim 80"])
+
+    def test_a_windowed_model_costs_its_windows(self):
+        golden = SOURCE / "tests/model/golden/mistral_window"
+        args = ["ledger", "-m", golden, "--kv-cache-dtype", "f16", "--tokens"]
+        # 16 rows of 2 layers, K and V, one head of 32 f16 values.
+        self.assertEqual(run_json(*args, 4096)["total_bytes"], 16 * 2 * 2 * 32 * 2)
+        self.assertEqual(run_json(*args, 10)["total_bytes"], 10 * 2 * 2 * 32 * 2)
 
     def test_memory_is_what_a_run_is_given(self):
         # What fits according to the ledger runs in exactly that budget; one page fewer is refused with both numbers.
@@ -253,10 +367,10 @@ class BadModels(Case):
 
     def test_config(self):
         for change, says in [({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"), ({"hidden_act": "gelu"}, "gelu"),
-                             ({"rope_scaling": {"rope_type": "yarn", "factor": 4}, "rope_parameters": KeyError}, "yarn"), ({"num_attention_heads": 0}, "num_attention_heads"),
+                             ({"rope_scaling": {"rope_type": "longrope", "factor": 4}, "rope_parameters": KeyError}, "longrope"), ({"num_attention_heads": 0}, "num_attention_heads"),
                              ({"num_key_value_heads": 3}, "num_key_value_heads"), ({"hidden_size": -1}, "hidden_size"),
                              ({"vocab_size": 1 << 40}, "vocab_size"), ({"rms_norm_eps": 0}, "rms_norm_eps"), ({"head_dim": KeyError, "hidden_size": 257}, "hidden_size"),
-                             ({"intermediate_size": "704"}, "intermediate_size"), ({"attention_bias": True}, "attention_bias"),
+                             ({"intermediate_size": "704"}, "intermediate_size"), ({"attention_bias": True}, "k_proj.bias"),
                              ({"num_hidden_layers": 9}, "layers.8"), ({"num_hidden_layers": 7}, "layers.7")]:
             self.config(**change)
             self.damaged([says])
