@@ -74,7 +74,14 @@ json ConfigJson(const LlamaConfig& c) {
           {"head_dim", c.head_dim},
           {"vocab_size", c.vocab_size},
           {"max_position_embeddings", c.max_position_embeddings},
-          {"rope", {{"type", c.rope.type}, {"theta", c.rope.theta}}},
+          {"architecture", c.architecture},
+          {"windows", c.windows},
+          {"rope",
+           {{"type", c.rope.type},
+            {"theta", c.rope.theta},
+            {"factor", c.rope.factor},
+            {"original_max_positions", c.rope.original_max_positions},
+            {"attention_factor", c.rope.attention_factor}}},
           {"tied_embeddings", c.tie_word_embeddings}};
 }
 
@@ -176,12 +183,7 @@ Status InspectPolicy(const Flags& flags, Report* report) {
   const std::string model = flags.model.empty() ? DefaultModelDir() : flags.model;
   LQ_ASSIGN_OR_RETURN(const LlamaConfig c, ReadModelConfig(model));
   report->fields["for_shape_of"] = model;
-  const auto schema = SchemaFor(flags.path,
-                                {.num_layers = c.num_hidden_layers,
-                                 .num_kv_heads = c.num_key_value_heads,
-                                 .head_dim = c.head_dim,
-                                 .rope = c.rope},
-                                {});
+  const auto schema = SchemaFor(flags.path, c.shape(), {});
   if (!schema.ok()) {
     report->Refuse(schema.status());
     return {};

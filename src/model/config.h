@@ -38,14 +38,14 @@ struct LlamaConfig {
 
 // config.json's text. Every error names the field, the value and the limit; an unknown architecture, RoPE type or
 // activation is kUnsupported, as is every field that is not known here (fields that say nothing
-// of the result are known and ignored; the list is in config.cc); quantization_config is left to model/fp8_weights.h. Where transformers documents a default, an absent
-// field has it: num_key_value_heads (the heads; 8 for Mistral, 32 for Qwen), head_dim (hidden_size /
-// num_attention_heads; 128 for Qwen3), hidden_act (silu), rope_theta (10000), tie_word_embeddings, attention_bias,
-// mlp_bias, use_sliding_window (false), sliding_window (4096 for Mistral, and for Qwen where use_sliding_window is
-// true), max_window_layers (28); rms_norm_eps and the sizes must be said. A null is as good as absent, but for
-// Mistral's sliding_window and num_key_value_heads, where it means none and all heads. RoPE stands in rope_theta and
-// rope_scaling, or in rope_parameters; where both are there they must agree.
-// Source: transformers, configuration_{llama,mistral,qwen2,qwen3}.py.
+// of the result are known and ignored; the list is in config.cc); quantization_config is left to model/fp8_weights.h.
+// Where transformers documents a default, an absent field has it: num_key_value_heads (the heads; 8 for Mistral, 32 for
+// Qwen), head_dim (hidden_size / num_attention_heads; 128 for Qwen3), hidden_act (silu), rope_theta (10000),
+// tie_word_embeddings, attention_bias, mlp_bias, use_sliding_window (false), sliding_window (4096 for Mistral, and for
+// Qwen where use_sliding_window is true), max_window_layers (28); rms_norm_eps and the sizes must be said. A null is as
+// good as absent, but for Mistral's sliding_window and num_key_value_heads, where it means none and all heads. RoPE
+// stands in rope_theta and rope_scaling, or in rope_parameters; where both are there they must agree. Source:
+// transformers, configuration_{llama,mistral,qwen2,qwen3}.py.
 Result<LlamaConfig> ParseLlamaConfig(std::string_view json);
 
 }  // namespace livequant

@@ -182,6 +182,8 @@ class Reader {
         return Bad(Code::kUnsupported, Key(name), fmt::format("is {}; only the head size, {}, is read", n, head_dim_));
     }
     if (Find("attention.sliding_window") != nullptr) {
+      if (architecture_ == "qwen2" || architecture_ == "qwen3")
+        return Bad(Code::kUnsupported, Key("attention.sliding_window"), "does not say which layers have the window");
       LQ_ASSIGN_OR_RETURN(config_["sliding_window"], Integer("attention.sliding_window"));
     }
 

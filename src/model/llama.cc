@@ -119,8 +119,7 @@ Result<std::shared_ptr<const Llama>> Llama::Load(const std::string& path) {
   std::shared_ptr<Llama> model(new Llama());
   model->impl_->config = files->config();
   Result<LlamaWeights> weights = ReadLlamaWeights(files->config(), files->weights());
-  if (!weights.ok())
-    return Status(weights.status().code(), fmt::format("{}: {}", path, weights.status().message()));
+  if (!weights.ok()) return Status(weights.status().code(), fmt::format("{}: {}", path, weights.status().message()));
   model->impl_->weights = *std::move(weights);
   LQ_ASSIGN_OR_RETURN(model->impl_->digest, files->Digest());
   const LlamaConfig& c = model->impl_->config;

@@ -133,8 +133,8 @@ class Reader {
         layer.k_norm = Vectors({LayerTensor(l, "self_attn.k_norm")});
       }
       if (c_.qkv_bias)
-        layer.qkv_bias = Vectors({LayerBias(l, "self_attn.q_proj"), LayerBias(l, "self_attn.k_proj"),
-                                  LayerBias(l, "self_attn.v_proj")});
+        layer.qkv_bias = Vectors(
+            {LayerBias(l, "self_attn.q_proj"), LayerBias(l, "self_attn.k_proj"), LayerBias(l, "self_attn.v_proj")});
       if (c_.o_bias) layer.o_bias = Vectors({LayerBias(l, "self_attn.o_proj")});
       if (c_.mlp_bias) {
         layer.gate_up_bias = Vectors({LayerBias(l, "mlp.gate_proj"), LayerBias(l, "mlp.up_proj")});

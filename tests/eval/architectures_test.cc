@@ -50,7 +50,7 @@ TEST(Architectures, EveryPresetRunsOnEveryModelOrSaysWhyNot) {
     for (int64_t i = 0; i < n; ++i) ids.push_back(static_cast<int32_t>(rng.Range(0, c.vocab_size - 1)));
     std::vector<float> exact;
     for (const std::string& name : PresetNames()) {
-      SCOPED_TRACE(bundle.directory + " " + name);
+      SCOPED_TRACE(bundle.path + " " + name);
       const auto schema = bundle.Schema(name);
       if (!schema.ok()) {
         ++refused;
