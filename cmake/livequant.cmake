@@ -15,6 +15,7 @@ target_compile_options(lq_flags INTERFACE -Wall -Wextra -Werror -ffp-contract=of
 target_include_directories(lq_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(lq_flags INTERFACE Threads::Threads)
 if(LIVEQUANT_SANITIZE)
+  target_compile_definitions(lq_flags INTERFACE LIVEQUANT_FEW_TARGETS)
   target_compile_options(lq_flags INTERFACE -fsanitize=${LIVEQUANT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(lq_flags INTERFACE -fsanitize=${LIVEQUANT_SANITIZE})
 endif()

@@ -31,22 +31,35 @@ if [[ ${#targets[@]} -eq 0 ]]; then
 fi
 
 work=$(mktemp -d)
-for program in "${targets[@]}"; do
+fuzz_one() {  # prints one line; 1 if the target crashed
+  local program=$1 name
   name=$(basename "$program" _fuzz)
-  if [[ ! -x $program ]]; then
-    echo "$program is not built" >&2
-    exit 1
-  fi
   mkdir -p "$work/$name/corpus"
   if [[ -d fuzz/corpus/$name ]]; then cp -r "fuzz/corpus/$name/." "$work/$name/corpus/"; fi
   if ! "$program" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=64 -print_final_stats=1 \
     -artifact_prefix="$work/$name/" "$work/$name/corpus" >"$work/$name/log" 2>&1; then
     tail -n 60 "$work/$name/log" >&2
     echo "$name: CRASH; input and log in $work/$name" >&2
-    exit 1
+    return 1
   fi
+  local executions rate
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$name/log")
   rate=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$work/$name/log")
   echo "$name: $executions executions, $rate/s, no crash"
+}
+
+for program in "${targets[@]}"; do
+  if [[ ! -x $program ]]; then
+    echo "$program is not built" >&2
+    exit 1
+  fi
 done
+# As many at a time as there are cores; each has its own time.
+failed=0
+for program in "${targets[@]}"; do
+  while [[ $(jobs -rp | wc -l) -ge $(nproc) ]]; do wait -n || failed=1; done
+  fuzz_one "$program" &
+done
+while [[ $(jobs -p | wc -l) -gt 0 ]]; do wait -n || failed=1; done
+if [[ $failed -ne 0 ]]; then exit 1; fi
 rm -rf "$work"

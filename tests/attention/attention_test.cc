@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "attention/pager.h"
+#include "support/effort.h"
 
 namespace livequant {
 namespace {
@@ -35,7 +36,7 @@ TEST(Attention, GenericMatchesTheReferenceForEveryCodingHeadSizeAndRatio) {
 TEST(Attention, EveryResidueOfPageAndGroup) {
   for (const TestFormat& format : TestFormats(32)) {
     const LayerSchema layer = MakeLayer(format, 1, 32);
-    for (int len = 1; len <= 2 * 128 + 2 * 32 + 3; ++len) {
+    for (int len = 1; len <= 2 * 128 + 2 * 32 + 3; len += kInstrumented ? 3 : 1) {  // 3: still each residue of 32
       SCOPED_TRACE(testing::Message() << format.name << " len " << len);
       Rng rng(static_cast<uint64_t>(len));
       const TestCache cache(layer, kStepwise, nullptr, {MakeSequence(rng, layer, len, 1)}, 1, MakeQueries(rng, 32),
@@ -49,7 +50,7 @@ TEST(Attention, EveryResidueOfPageAndGroup) {
 // Random steps: batches, drafts, chunks, scars, rows coded ahead, windows, pinned rows, contracts, pre-RoPE keys.
 TEST(Attention, GenericMatchesTheReferenceOnRandomSteps) {
   int mixed_tiles = 0, scars = 0, windows = 0;
-  ForAll(300, [&](Rng& rng) {
+  ForAll(Effort(300, 4), [&](Rng& rng) {
     const int dim = rng.Pick({32, 64, 80, 6});
     std::vector<TestFormat> formats = TestFormats(dim == 6 ? 32 : dim);
     if (dim == 6) formats.resize(3);  // any head size: native codings have no group to divide it
@@ -124,7 +125,7 @@ TEST(Attention, SegmentedMergeIsTheJointSoftmaxInDouble) {
     const double m = std::max(a.m, b.m), wa = std::exp(a.m - m), wb = std::exp(b.m - m);
     return State{m, a.l * wa + b.l * wb, a.o * wa + b.o * wb};
   };
-  ForAll(500, [&](Rng& rng) {
+  ForAll(Effort(500, 4), [&](Rng& rng) {
     State joint, folded;
     std::vector<std::pair<double, double>> all;
     for (int64_t segments = rng.Range(1, 9); segments > 0; --segments) {

@@ -8,6 +8,7 @@
 
 #include "method/method.h"
 #include "numeric/float_formats.h"
+#include "support/effort.h"
 
 namespace livequant {
 namespace {
@@ -48,6 +49,10 @@ const std::vector<std::string>& CaseNames() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> all = PresetNames();
     all.insert(all.end(), std::begin(kVariants), std::end(kVariants));
+    if (kThreadSanitizer)  // races are not of a format's making: a third of the formats
+      for (size_t i = 0; i < all.size(); ++i)
+        all.erase(all.begin() + static_cast<std::ptrdiff_t>(i) + 1,
+                  all.begin() + static_cast<std::ptrdiff_t>(std::min(i + 3, all.size())));
     return all;
   }();
   return names;

@@ -5,4 +5,8 @@
 // code again for no gain.
 #pragma once
 
+#if defined(LIVEQUANT_FEW_TARGETS)  // instrumented builds: SSE4 differs from the baseline in instructions, not in code
+#define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3 | HWY_SSE4)
+#else
 #define HWY_DISABLED_TARGETS (HWY_AVX3_DL | HWY_SSSE3)
+#endif

@@ -11,17 +11,14 @@
 #include <string>
 
 #include "cache/owner/owner_simulator.h"
+#include "support/effort.h"
 
 namespace livequant {
 namespace {
 
 constexpr int64_t kOperationsPerSeed = 2000;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int64_t kOperations = 20000;  // a sanitizer makes each several times slower
-#else
-constexpr int64_t kOperations = 120000;
-#endif
+constexpr int64_t kOperations = Effort(120000, 6);
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
