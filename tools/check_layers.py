@@ -14,13 +14,14 @@ import sys
 
 # The tree, lowest first. A folder may only ever see folders above it in this list.
 ORDER = ["base", "numeric", "quant", "schema", "io", "text", "method", "kernels", "attention",
-         "pages", "ledger", "owner", "kv", "model", "runtime", "eval", "apps"]
+         "pages", "ledger", "owner", "kv", "api", "model", "runtime", "eval", "apps"]
 # Beyond base. io stands below schema in meaning (it includes nothing) although the tree lists it later.
 MAY = {
     "base": [], "numeric": [], "io": [], "quant": ["numeric"], "schema": ["quant", "numeric", "io"], "text": ["io"],
     "method": ["schema", "quant"], "kernels": ["schema", "quant", "numeric"], "attention": ["kernels", "schema"],
     "pages": [], "ledger": ["pages", "schema", "io"], "owner": ["pages", "ledger", "schema", "io"],
     "kv": ["attention", "kernels", "pages", "ledger", "owner", "schema", "quant", "numeric"],
+    "api": ["kv", "method", "owner", "ledger", "schema"],
     "model": ["kv", "kernels", "schema", "numeric", "io"],
     "runtime": ["model", "kv", "method", "schema", "text"],
     "eval": ["runtime", "model", "kv", "method", "schema", "quant", "text", "io"],

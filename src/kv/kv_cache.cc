@@ -480,6 +480,12 @@ KvCache::~KvCache() {
   LQ_CHECK(impl_->free_steps.size() == impl_->steps.size());  // a step outlived its cache
 }
 
+Result<int64_t> KvCache::MemoryBytes(const CacheSchema& schema, const KvOptions& options) {
+  LQ_RETURN_IF_ERROR(Validate(schema));
+  LQ_RETURN_IF_ERROR(CheckOptions(schema, options));
+  return Owner::MemoryBytes(schema, PoolPages(schema, options));
+}
+
 Result<std::unique_ptr<KvCache>> KvCache::Open(const CacheSchema& schema, const KvOptions& options) {
   LQ_RETURN_IF_ERROR(Validate(schema));
   LQ_RETURN_IF_ERROR(CheckOptions(schema, options));
@@ -489,7 +495,13 @@ Result<std::unique_ptr<KvCache>> KvCache::Open(const CacheSchema& schema, const 
   limits.max_step_rows =
       static_cast<int>(std::min<int64_t>(options.max_step_rows, options.max_len));  // of one sequence
   limits.pages = PoolPages(schema, options);
-  const int64_t pool_bytes = PoolBytes(schema, limits.pages);
+  const int64_t pool_bytes =
+      options.memory != nullptr ? Owner::MemoryBytes(schema, limits.pages) : PoolBytes(schema, limits.pages);
+  if (reinterpret_cast<uintptr_t>(options.memory) % Owner::kMemoryAlignment != 0)
+    return Status(Code::kInvalidArgument, fmt::format("memory is not aligned to {} bytes", Owner::kMemoryAlignment));
+  if (options.memory != nullptr && options.memory_bytes == 0)
+    return Status(Code::kInvalidArgument, "memory is given but memory_bytes is 0");
+  limits.memory = options.memory;
   if (options.memory_bytes > 0 && pool_bytes > options.memory_bytes)
     return Status(Code::kOutOfRange,
                   fmt::format("the cache needs {} bytes for {} rows in {} sequences; memory_bytes is {}", pool_bytes,

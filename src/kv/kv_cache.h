@@ -35,7 +35,10 @@ struct KvOptions {
   int64_t pool_tokens = 0;  // rows that the pool can hold in all, however they are spread; 0 = max_sequences * max_len
   int max_step_rows = 512;  // rows of the largest step, all sequences together
   int max_q_heads = 0;
-  int64_t memory_bytes = 0;     // a budget: kOutOfRange names both numbers if the pool does not fit; 0 = no budget
+  int64_t memory_bytes = 0;  // a budget: kOutOfRange names both numbers if the pool does not fit; 0 = no budget
+  // Memory for all pages, the caller's, aligned to Owner::kMemoryAlignment, memory_bytes >= MemoryBytes() long, to
+  // outlive the cache; null: the cache maps its own.
+  std::byte* memory = nullptr;
   bool allow_fallback = false;  // read codings that no kernel reads by the reference path, counted
   // Threads of the widest pool that steps will use; 0 = as many as the machine has. Scratch for them is made by Open,
   // and anew if a wider pool comes.
@@ -91,6 +94,8 @@ class KvCache {
   // its value and the limit; kOutOfRange: memory_bytes, with the bytes needed (never a smaller context); kUnsupported:
   // a coding that no kernel reads.
   static Result<std::unique_ptr<KvCache>> Open(const CacheSchema& schema, const KvOptions& options);
+  // Bytes that KvOptions::memory needs under these options, `memory` and `memory_bytes` aside. Errors as Open's.
+  static Result<int64_t> MemoryBytes(const CacheSchema& schema, const KvOptions& options);
   ~KvCache();
   const CacheSchema& schema() const;
   const KvOptions& options() const;

@@ -54,6 +54,25 @@ const char* AllocationSiteName(AllocationSite site) {
   LQ_CHECK(false);
 }
 
+int64_t Owner::MemoryBytes(const CacheSchema& schema, std::span<const int64_t> pages) {
+  const std::vector<LayerClass> classes = LayerClasses(schema);
+  LQ_CHECK(pages.size() == classes.size() * 4);
+  constexpr int64_t kBeyond = std::numeric_limits<int64_t>::max();
+  int64_t sum = 0;
+  for (size_t c = 0; c < classes.size(); ++c)
+    for (const TensorIndex tensor : {kK, kV})
+      for (const FormIndex form : {kCoded, kExact}) {
+        int64_t bytes = 0;
+        const auto plane = static_cast<size_t>(Impl::PlaneIndex(static_cast<int>(c), tensor, form));
+        if (__builtin_mul_overflow(pages[plane], LayoutPlane(schema, classes[c], tensor, form).page_bytes, &bytes) ||
+            bytes > kBeyond - kMemoryAlignment)
+          return kBeyond;
+        bytes = CeilDiv(bytes, kMemoryAlignment) * kMemoryAlignment;
+        if (__builtin_add_overflow(sum, bytes, &sum)) return kBeyond;
+      }
+  return sum;
+}
+
 Owner::Owner() : impl_(std::make_unique<Impl>()) {}
 Owner::~Owner() = default;
 
@@ -75,6 +94,8 @@ Result<std::unique_ptr<Owner>> Owner::Create(const CacheSchema& schema, const Ow
   int64_t roots = 0, blocks = 0, max_claims = 0;
   int widest = 1;
   std::vector<PagePool*> pools;
+  std::byte* memory = limits.memory;
+  LQ_CHECK(reinterpret_cast<uintptr_t>(memory) % kMemoryAlignment == 0);
   for (int c = 0; c < s.num_classes(); ++c) {
     const LayerClass& cls = s.classes[static_cast<size_t>(c)];
     ClassInfo info;
@@ -97,9 +118,10 @@ Result<std::unique_ptr<Owner>> Owner::Create(const CacheSchema& schema, const Ow
         const int plane = Impl::PlaneIndex(c, t, form);
         info.layout[t][form] = LayoutPlane(schema, cls, static_cast<TensorIndex>(t), static_cast<FormIndex>(form));
         const int page_rows = info.layout[t][form].rows;
+        const int64_t count = limits.pages[static_cast<size_t>(plane)], page_bytes = info.layout[t][form].page_bytes;
         LQ_ASSIGN_OR_RETURN(std::unique_ptr<PagePool> pool,
-                            PagePool::Create(limits.pages[static_cast<size_t>(plane)], info.layout[t][form].page_bytes,
-                                             page_rows, limits.allocate_memory));
+                            PagePool::Create(count, page_bytes, page_rows, limits.allocate_memory, memory));
+        if (memory != nullptr) memory += CeilDiv(count * page_bytes, kMemoryAlignment) * kMemoryAlignment;
         pools.push_back(pool.get());
         s.pools.push_back(std::move(pool));
         // Coded tables grow with the sequence and by one entry a scar (64 are provided for); exact tables hold the

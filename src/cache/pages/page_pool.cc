@@ -11,7 +11,8 @@
 
 namespace livequant {
 
-Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t pages, int64_t page_bytes, int rows, bool allocate) {
+Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t pages, int64_t page_bytes, int rows, bool allocate,
+                                                   std::byte* memory) {
   if (pages < 0 || page_bytes < 0)
     return Status(Code::kInvalidArgument,
                   "page pool: " + std::to_string(pages) + " pages of " + std::to_string(page_bytes) + " bytes");
@@ -26,15 +27,17 @@ Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t pages, int64_t page_b
   std::unique_ptr<PagePool> pool(new PagePool);
   pool->page_bytes_ = page_bytes;
   pool->rows_ = rows;
-  if (allocate && pages > 0 && page_bytes > 0) {
+  if (memory != nullptr) {
+    pool->base_ = memory;
+  } else if (allocate && pages > 0 && page_bytes > 0) {
     const int64_t bytes = pages * page_bytes;
     // Not reserved and not touched: a page becomes resident when it is first used.
-    void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+    void* mapped = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED)
+    if (mapped == MAP_FAILED)
       return Status(Code::kOutOfRange,
                     "page pool: cannot map " + size + " (" + std::to_string(bytes) + "): " + std::strerror(errno));
-    pool->base_ = static_cast<std::byte*>(memory);
+    pool->base_ = static_cast<std::byte*>(mapped);
     pool->mapped_bytes_ = bytes;
   }
   pool->meta_.resize(static_cast<size_t>(pages));
@@ -44,7 +47,7 @@ Result<std::unique_ptr<PagePool>> PagePool::Create(int64_t pages, int64_t page_b
 }
 
 PagePool::~PagePool() {
-  if (base_ != nullptr) munmap(base_, static_cast<size_t>(mapped_bytes_));
+  if (mapped_bytes_ > 0) munmap(base_, static_cast<size_t>(mapped_bytes_));
 }
 
 uint32_t PagePool::Take() {

@@ -27,7 +27,9 @@ class PagePool {
   // memory, which counts the same bytes (tests of the state machine). kInvalidArgument: a negative number, or rows
   // outside 1..65535 (a mark has 16 bits). kOutOfRange: more than 2^32 - 2 pages, or the memory cannot be mapped (pages
   // and bytes are named).
-  static Result<std::unique_ptr<PagePool>> Create(int64_t pages, int64_t page_bytes, int rows, bool allocate = true);
+  // `memory`: the caller's, of at least pages * page_bytes bytes, to outlive the pool; null: the pool maps its own.
+  static Result<std::unique_ptr<PagePool>> Create(int64_t pages, int64_t page_bytes, int rows, bool allocate = true,
+                                                  std::byte* memory = nullptr);
   ~PagePool();
   PagePool(const PagePool&) = delete;
   PagePool& operator=(const PagePool&) = delete;
@@ -59,7 +61,7 @@ class PagePool {
  private:
   PagePool() = default;
   std::byte* base_ = nullptr;
-  int64_t mapped_bytes_ = 0, page_bytes_ = 0;
+  int64_t mapped_bytes_ = 0, page_bytes_ = 0;  // mapped_bytes_ 0: base_ is not ours
   int rows_ = 0;
   std::vector<PageMeta> meta_;
   std::vector<uint32_t> free_;  // a stack, filled at start
