@@ -117,7 +117,10 @@ class Chat {
       else if (broken.ok())
         broken = piece.status();
     };
-    LQ_ASSIGN_OR_RETURN(const Generation g, session_.Continue(prompt, params));
+    auto generation = session_.Continue(prompt, params);
+    Interrupted() = false;  // it ended the answer, and the next one may end the program
+    if (!generation.ok()) return generation.status();
+    const Generation& g = *generation;
     emit(stream.Finish());
     fallback_calls_ += g.fallback_calls;
     if (template_.has_value()) {
@@ -225,7 +228,6 @@ int RunChat(const RunFlags& flags, const RunSetup& setup) {
     }
     first = false;
     input += **line + "\n";
-    Interrupted() = false;  // it ended the answer
   }
   if (flags.json) {
     ContextInfo info = setup.Info(flags, pool.threads());
