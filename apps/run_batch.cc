@@ -180,6 +180,7 @@ int RunBatchFile(const RunFlags& flags, const RunSetup& setup) {
                                        {"pool_rows", run->pool_rows},
                                        {"pool_bytes", run->pool_bytes},
                                        {"peak_rss_bytes", PeakRssBytes()},
+                                       {"key_spike", SpikeJson(run->key_spike)},
                                        {"context", ContextJson(info)}},
                                       2));
     if (!s.ok()) return Fail(s, kExitFailed);
@@ -194,6 +195,7 @@ int RunBatchFile(const RunFlags& flags, const RunSetup& setup) {
       fmt::print(stderr, "fallback {} attention calls took the reference path (--allow-fallback)\n",
                  run->fallback_calls);
   }
+  WarnOfSpike(flags.dtype, run->key_spike);
   return cancelled ? kExitInterrupted : failed ? kExitFailed : kExitOk;
 }
 

@@ -123,6 +123,10 @@ class Chat {
     const Generation& g = *generation;
     emit(stream.Finish());
     fallback_calls_ += g.fallback_calls;
+    if (g.key_spike.has_value() && !warned_) {
+      warned_ = true;
+      WarnOfSpike(flags_.dtype, g.key_spike);
+    }
     if (template_.has_value()) {
       messages_.push_back({{"role", "user"}, {"content", line}});
       messages_.push_back({{"role", "assistant"}, {"content", text}});
@@ -140,7 +144,8 @@ class Chat {
                         {"prefill_seconds", g.prefill_seconds},
                         {"decode_seconds", g.decode_seconds},
                         {"cache_rows", g.cache_rows},
-                        {"cache_bytes", g.cache_used_bytes}});
+                        {"cache_bytes", g.cache_used_bytes},
+                        {"key_spike", SpikeJson(g.key_spike)}});
     else if (broken.ok())
       broken = WriteOut("\n");
     if (!flags_.json)
@@ -182,6 +187,7 @@ class Chat {
   Status output_;
   int64_t fallback_calls_ = 0;
   int count_ = 0;
+  bool warned_ = false;  // of a key spike: once
 };
 
 }  // namespace
