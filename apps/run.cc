@@ -1,4 +1,6 @@
-// apps/run.cc: livequant run: one prompt continued through one cache format, with what it cost.
+// apps/run.cc: livequant run: its flags, and one prompt continued through one cache format, with what it cost.
+#include "apps/run.h"
+
 #include <fmt/format.h>
 
 #include <unistd.h>
@@ -18,15 +20,6 @@
 namespace livequant::app {
 namespace {
 
-struct Flags {
-  std::string model, prompt, dtype = "f16", skip, memory, contract;
-  std::optional<std::string> prompt_given;
-  int64_t n = 128, max_model_len = 0, prefill_chunk = 512;
-  int threads = 0;
-  SamplingParams sampling;
-  bool json = false, ignore_eos = false, allow_fallback = false, print_config = false;
-};
-
 // All of standard input, bounded: a prompt beyond any context is refused before it is tokenized.
 Result<std::string> ReadStdin() {
   constexpr size_t kMost = size_t{64} << 20;
@@ -40,75 +33,61 @@ Result<std::string> ReadStdin() {
   return text;
 }
 
-int Run(const Flags& flags) {
-  std::string prompt = flags.prompt;
-  if (!flags.prompt_given) {
-    auto text = ReadStdin();
-    if (!text.ok()) return Fail(text.status(), kExitUsage);
-    prompt = *text;
-  }
-  if (prompt.empty())
-    return Fail(Status(Code::kInvalidArgument, "empty prompt: give text with -p or on standard input"), kExitUsage);
-  if (const Status s = ValidateSampling(flags.sampling); !s.ok()) return Fail(s, kExitUsage);
-  int64_t memory_bytes = 0;
+// Everything that the three ways need before they look at a prompt. The exit code belongs to the error.
+Result<RunSetup> Prepare(const RunFlags& flags, int* exit_code) {
+  *exit_code = kExitUsage;
+  RunSetup setup;
+  LQ_RETURN_IF_ERROR(ValidateSampling(flags.sampling));
   if (!flags.memory.empty()) {
-    auto bytes = ParseBytes(flags.memory);
-    if (!bytes.ok()) return Fail(bytes.status(), kExitUsage);
-    memory_bytes = *bytes;
+    LQ_ASSIGN_OR_RETURN(setup.memory_bytes, ParseBytes(flags.memory));
   }
   std::vector<int> skip;
   if (!flags.skip.empty()) {
-    auto layers = ParseIntList(flags.skip, "--kv-cache-dtype-skip-layers");
-    if (!layers.ok()) return Fail(layers.status(), kExitUsage);
-    skip = *layers;
+    LQ_ASSIGN_OR_RETURN(skip, ParseIntList(flags.skip, "--kv-cache-dtype-skip-layers"));
   }
   auto bundle = ModelBundle::Load(flags.model);
-  if (!bundle.ok()) return Fail(bundle.status(), kExitFailed);
-  auto schema = bundle->Schema(flags.dtype, skip);
-  if (schema.ok() && !flags.contract.empty()) {
-    auto read_step = ParseContract(flags.contract);
-    if (!read_step.ok()) return Fail(read_step.status(), kExitUsage);
-    schema->read_step = *read_step;
-    if (const Status s = Validate(*schema); !s.ok()) return Fail(s, kExitUsage);
+  if (!bundle.ok()) {
+    *exit_code = kExitFailed;
+    return bundle.status();
   }
-  if (!schema.ok()) return Fail(schema.status(), kExitUsage);
-  if (auto kernels = KernelsJson(*schema, flags.allow_fallback); !kernels.ok())
-    return Fail(kernels.status(), kExitUsage);
-  if (flags.print_config) {
-    ContextInfo info{.task = "run",
-                     .model = flags.model,
-                     .model_digest = bundle->identity.model,
-                     .schemas = {{flags.dtype, *schema}}};
-    fmt::print("{}\n", ContextJson(info).dump(2));
-    return kExitOk;
+  setup.bundle = *std::move(bundle);
+  LQ_ASSIGN_OR_RETURN(setup.schema, setup.bundle.Schema(flags.dtype, skip));
+  if (!flags.contract.empty()) {
+    LQ_ASSIGN_OR_RETURN(setup.schema.read_step, ParseContract(flags.contract));
+    LQ_RETURN_IF_ERROR(Validate(setup.schema));
   }
+  LQ_RETURN_IF_ERROR(KernelsJson(setup.schema, flags.allow_fallback).status());
+  setup.context = flags.max_model_len > 0 ? flags.max_model_len : setup.bundle.model->config().max_position_embeddings;
+  return setup;
+}
 
-  auto ids = bundle->tokenizer->Encode(prompt, true);
+int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& prompt) {
+  const ModelBundle& bundle = setup.bundle;
+  const CacheSchema& schema = setup.schema;
+  auto ids = bundle.tokenizer->Encode(prompt, true);
   if (!ids.ok()) return Fail(Status(ids.status().code(), "prompt: " + ids.status().message()), kExitUsage);
-  const int64_t limit = flags.max_model_len > 0 ? flags.max_model_len : bundle->model->config().max_position_embeddings;
   const auto prompt_tokens = static_cast<int64_t>(ids->size());
-  if (prompt_tokens + flags.n > limit)
+  if (prompt_tokens + flags.n > setup.context)
     return Fail(Status(Code::kOutOfRange,
                        fmt::format("the prompt has {} tokens and -n asks for {}: {} together, the context holds {}",
-                                   prompt_tokens, flags.n, prompt_tokens + flags.n, limit)),
+                                   prompt_tokens, flags.n, prompt_tokens + flags.n, setup.context)),
                 kExitUsage);
 
   ThreadPool pool(ThreadsOrDefault(flags.threads));
   SessionOptions options{.max_len = flags.max_model_len > 0 ? flags.max_model_len : prompt_tokens + flags.n,
                          .prefill_chunk = flags.prefill_chunk,
-                         .memory_bytes = memory_bytes,
+                         .memory_bytes = setup.memory_bytes,
                          .allow_fallback = flags.allow_fallback};
-  auto session = Session::Open(bundle->model, *schema, options, pool);
+  auto session = Session::Open(bundle.model, schema, options, pool);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
 
-  StreamingDetokenizer stream(*bundle->tokenizer);
+  StreamingDetokenizer stream(*bundle.tokenizer);
   std::string text;
   Status broken;
-  bool output_failed = false;
+  Status unwritten;
   const auto emit = [&](const std::string& piece) {
     text += piece;
-    if (flags.json || piece.empty()) return;
-    output_failed |= std::fwrite(piece.data(), 1, piece.size(), stdout) != piece.size() || std::fflush(stdout) != 0;
+    if (!flags.json && !piece.empty() && unwritten.ok()) unwritten = WriteOut(piece);
   };
   std::optional<Progress> progress(std::in_place, "prefill");
   GenerateParams params{
@@ -131,23 +110,15 @@ int Run(const Flags& flags) {
   if (!generation.ok()) return Fail(generation.status(), kExitFailed);
   emit(stream.Finish());
   if (!broken.ok()) return Fail(broken, kExitFailed);
-  if (output_failed) return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+  if (!unwritten.ok()) return Fail(unwritten, kExitFailed);
 
   const Generation& g = *generation;
-  const LedgerBytes ledger = Ledger(*schema, g.cache_rows);
+  const LedgerBytes ledger = Ledger(schema, g.cache_rows);
   if (flags.json) {
-    ContextInfo info{.task = "run",
-                     .model = flags.model,
-                     .model_digest = bundle->identity.model,
-                     .data_hash = Sha256Hex(std::as_bytes(std::span(prompt))),
-                     .context_length = (*session)->max_len(),
-                     .schemas = {{flags.dtype, *schema}},
-                     .contract = ContractName(schema->read_step),
-                     .threads = pool.threads(),
-                     .has_seed = true,
-                     .seed = flags.sampling.seed,
-                     .allow_fallback = flags.allow_fallback,
-                     .fallback_calls = g.fallback_calls};
+    ContextInfo info = setup.Info(flags, pool.threads());
+    info.data_hash = Sha256Hex(std::as_bytes(std::span(prompt)));
+    info.context_length = (*session)->max_len();
+    info.fallback_calls = g.fallback_calls;
     const nlohmann::json out = {{"text", text},
                                 {"token_ids", g.token_ids},
                                 {"finish_reason", FinishReasonName(g.finish)},
@@ -164,18 +135,16 @@ int Run(const Flags& flags) {
                                 {"peak_rss_bytes", PeakRssBytes()},
                                 {"key_spike", SpikeJson(g.key_spike)},
                                 {"context", ContextJson(info)}};
-    const std::string line = out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-    if (std::fwrite(line.data(), 1, line.size(), stdout) != line.size() || std::fflush(stdout) != 0)
-      return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+    if (const Status s = WriteOut(out.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n"); !s.ok())
+      return Fail(s, kExitFailed);
   } else {
-    if (std::fputs("\n", stdout) == EOF || std::fflush(stdout) != 0)
-      return Fail(Status(Code::kIo, "standard output cannot be written"), kExitFailed);
+    if (const Status s = WriteOut("\n"); !s.ok()) return Fail(s, kExitFailed);
     fmt::print(stderr,
                "\nprefill  {} tokens in {:.3f} s, {:.0f} tokens/s\ndecode   {} steps in {:.3f} s, {:.0f} tokens/s\n"
                "cache    {} under {}, {} rows: {} by ledger + {} slack = {} in pages of a pool of {}\nfinish   {}; "
                "peak RSS {}\n",
                g.prompt_tokens, g.prefill_seconds, g.prefill_tokens_per_s(), g.decode_steps, g.decode_seconds,
-               g.decode_tokens_per_s(), flags.dtype, ContractName(schema->read_step), g.cache_rows,
+               g.decode_tokens_per_s(), flags.dtype, ContractName(schema.read_step), g.cache_rows,
                HumanBytes(static_cast<double>(ledger.total())), HumanBytes(static_cast<double>(ledger.slack)),
                HumanBytes(static_cast<double>(g.cache_used_bytes)),
                HumanBytes(static_cast<double>((*session)->pool_bytes())), FinishReasonName(g.finish),
@@ -187,14 +156,69 @@ int Run(const Flags& flags) {
   return g.finish == FinishReason::kCancelled ? kExitInterrupted : kExitOk;
 }
 
+int Run(const RunFlags& flags) {
+  std::string prompt = flags.prompt;
+  const bool one = flags.prompts.empty() && !flags.interactive;
+  if (one && !flags.prompt_given) {
+    auto text = ReadStdin();
+    if (!text.ok()) return Fail(text.status(), kExitUsage);
+    prompt = *text;
+  }
+  if (one && prompt.empty())
+    return Fail(Status(Code::kInvalidArgument, "empty prompt: give text with -p or on standard input"), kExitUsage);
+  int exit_code = kExitOk;
+  const auto setup = Prepare(flags, &exit_code);
+  if (!setup.ok()) return Fail(setup.status(), exit_code);
+  if (flags.print_config) {
+    ContextInfo info{.task = "run",
+                     .model = flags.model,
+                     .model_digest = setup->bundle.identity.model,
+                     .schemas = {{flags.dtype, setup->schema}}};
+    fmt::print("{}\n", ContextJson(info).dump(2));
+    return kExitOk;
+  }
+  if (!flags.prompts.empty()) return RunBatchFile(flags, *setup);
+  if (flags.interactive) return RunChat(flags, *setup);
+  return RunPrompt(flags, *setup, prompt);
+}
+
 }  // namespace
 
+ContextInfo RunSetup::Info(const RunFlags& flags, int threads) const {
+  return {.task = "run",
+          .model = flags.model,
+          .model_digest = bundle.identity.model,
+          .schemas = {{flags.dtype, schema}},
+          .contract = ContractName(schema.read_step),
+          .threads = threads,
+          .has_seed = true,
+          .seed = flags.sampling.seed,
+          .allow_fallback = flags.allow_fallback};
+}
+
+Status WriteOut(std::string_view text) {
+  if (std::fwrite(text.data(), 1, text.size(), stdout) == text.size() && std::fflush(stdout) == 0) return {};
+  return Status(Code::kIo, "standard output cannot be written");
+}
+
 void AddRun(CLI::App& app, int* exit_code) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<RunFlags>();
   flags->model = DefaultModelDir();
-  CLI::App* cmd = app.add_subcommand("run", "continue a prompt; text goes to standard output as it comes");
+  CLI::App* cmd = app.add_subcommand("run", "continue a prompt, a file of prompts or a conversation");
   cmd->add_option("-m,--model", flags->model, "model directory or GGUF file")->capture_default_str();
   CLI::Option* prompt = cmd->add_option("-p,--prompt", flags->prompt, "prompt (default: standard input)");
+  CLI::Option* prompts = cmd->add_option("--prompts", flags->prompts,
+                                         "JSON lines: {\"prompt\": ...} with id, n, temp, top_k, top_p, seed");
+  prompts->excludes(prompt);
+  cmd->add_option("--batch,--max-num-seqs", flags->max_num_seqs, "requests of --prompts that run at once, at most")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str()
+      ->needs(prompts);
+  CLI::Option* interactive = cmd->add_flag("-i,--interactive", flags->interactive,
+                                           "a conversation: each line of standard input is a turn, EOF ends it");
+  interactive->excludes(prompt)->excludes(prompts);
+  CLI::Option* system = cmd->add_option("--system", flags->system, "system message of a conversation");
+  system->needs(interactive);
   cmd->add_option("-n,--n-predict", flags->n, "new tokens at most")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
@@ -222,8 +246,13 @@ void AddRun(CLI::App& app, int* exit_code) {
                 "read what no kernel reads by the slow reference path, and count it");
   cmd->add_flag("--print-config", flags->print_config, "print what would run, as JSON, and stop");
   cmd->add_flag("--json", flags->json, "print one JSON object at the end instead of streaming");
-  cmd->callback([flags, prompt, exit_code] {
-    if (prompt->count() > 0) flags->prompt_given = flags->prompt;
+  cmd->callback([flags, prompt, prompts, system, exit_code] {
+    flags->prompt_given = prompt->count() > 0;
+    flags->system_given = system->count() > 0;
+    if (prompts->count() > 0 && flags->prompts.empty()) {
+      *exit_code = Fail(Status(Code::kInvalidArgument, "--prompts: the name of a file is empty"), kExitUsage);
+      return;
+    }
     *exit_code = Run(*flags);
   });
 }

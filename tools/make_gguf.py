@@ -218,6 +218,8 @@ def main():
     pairs = metadata(config, architecture)
     if (args.model / "tokenizer.json").exists():
         pairs |= tokenizer_pairs(config, json.loads((args.model / "tokenizer.json").read_text()), args.pre)
+    if (args.model / "chat_template.jinja").exists():
+        pairs["tokenizer.chat_template"] = string((args.model / "chat_template.jinja").read_text())
     infos, data = b"", bytearray()
     for name, (kind, shape, values) in tensors.items():
         infos += text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape))

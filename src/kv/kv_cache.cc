@@ -31,16 +31,22 @@ constexpr int64_t kParallelValues = 16384;
 
 const char* TensorName(int tensor) { return tensor == kK ? "K" : "V"; }
 
-// Pages of every plane. With fewer pool rows than full sequences any split of them must fit: of a split into s
-// sequences each may leave one more part-filled page a plane than equal shares do, for all but one of them.
+// Pages of every plane. With fewer pool rows than full sequences any split of them must fit, equal shares or one long
+// sequence among empty ones. A sequence of t rows holds at most ceil(t / page rows) pages of a plane, so all of them
+// hold at most a page for each page rows of the pool and, but for one, one more that is part filled. Exact planes stop
+// growing once rows are coded: then what equal shares need is what any shares need.
 std::vector<int64_t> PoolPages(const CacheSchema& schema, const KvOptions& o) {
   std::vector<int64_t> full = PagesFor(schema, o.max_len, o.max_sequences, o.max_step_rows);
   if (o.pool_tokens == 0) return full;
+  if (o.max_sequences == 1) return PagesFor(schema, std::min(o.max_len, o.pool_tokens), 1, o.max_step_rows);
   const int64_t share = std::min(o.max_len, (o.pool_tokens + o.max_sequences - 1) / o.max_sequences);
-  std::vector<int64_t> pages = PagesFor(schema, o.max_sequences == 1 ? std::min(o.max_len, o.pool_tokens) : share,
-                                        o.max_sequences, o.max_step_rows);
-  for (size_t i = 0; i < pages.size(); ++i)
+  std::vector<int64_t> pages = PagesFor(schema, share, o.max_sequences, o.max_step_rows);
+  const std::vector<LayerClass> classes = LayerClasses(schema);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const LayerClass& cls = classes[i / 4];
+    if (i % 2 == kCoded) pages[i] = (o.pool_tokens + cls.coded_page_rows - 1) / cls.coded_page_rows;
     if (pages[i] > 0) pages[i] = std::min(full[i], pages[i] + o.max_sequences - 1);
+  }
   return pages;
 }
 
@@ -77,6 +83,12 @@ struct Layer {
 };
 
 }  // namespace
+
+Result<int64_t> KvPoolBytes(const CacheSchema& schema, const KvOptions& options) {
+  LQ_RETURN_IF_ERROR(Validate(schema));
+  LQ_RETURN_IF_ERROR(CheckOptions(schema, options));
+  return PoolBytes(schema, PoolPages(schema, options));
+}
 
 struct KvCache::Impl {
   CacheSchema schema;

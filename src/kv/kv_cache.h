@@ -45,6 +45,10 @@ struct KvOptions {
   int threads = 0;
 };
 
+// Bytes of the pool that KvCache::Open would make of these, whatever memory_bytes says. Errors: as Open's for the
+// schema and the options.
+Result<int64_t> KvPoolBytes(const CacheSchema& schema, const KvOptions& options);
+
 class KvCache;
 
 // One step over a batch of sequences. Move only; one thread. Must not outlive its cache.

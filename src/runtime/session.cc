@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 namespace livequant {
 namespace {
@@ -67,6 +68,23 @@ Status CheckSchemaFits(const CacheSchema& schema, const LlamaConfig& config) {
   return {};
 }
 
+Status CheckRequest(std::span<const int32_t> prompt, int64_t max_new_tokens, const SamplingParams& sampling,
+                    int64_t vocab_size, int64_t context) {
+  const int64_t rows = static_cast<int64_t>(prompt.size());
+  if (rows == 0) return Status(Code::kInvalidArgument, "the prompt is empty: at least one token is needed");
+  if (max_new_tokens < 0)
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{} new tokens were asked for; must be 0 or more", max_new_tokens));
+  if (rows > context || max_new_tokens > context - rows)
+    return Status(Code::kOutOfRange, fmt::format("{} prompt tokens and {} new ones exceed the context of {}", rows,
+                                                 max_new_tokens, context));
+  for (const int32_t id : prompt)
+    if (id < 0 || id >= vocab_size)
+      return Status(Code::kOutOfRange,
+                    fmt::format("token id {} is outside the vocabulary: ids are 0 to {}", id, vocab_size - 1));
+  return ValidateSampling(sampling);
+}
+
 struct Session::Impl {
   std::shared_ptr<const Llama> model;
   SessionOptions options;
@@ -75,14 +93,25 @@ struct Session::Impl {
   std::unique_ptr<Llama::Workspace> workspace;
   std::vector<float> logits;  // of one row
   int64_t pool_bytes = 0;
+  std::optional<SeqId> kept;     // Continue's sequence
+  std::vector<int32_t> in_rows;  // the token of each row of the sequence that runs, or is kept
 
   Status Forward(SeqId seq, std::span<const int32_t> tokens) {
     const SequenceTokens part{.seq = seq, .tokens = tokens};
-    return model->Step({&part, 1}, *cache, *workspace,
-                       MatrixView<float>(logits.data(), 1, static_cast<int64_t>(logits.size())), *pool);
+    LQ_RETURN_IF_ERROR(model->Step({&part, 1}, *cache, *workspace,
+                                   MatrixView<float>(logits.data(), 1, static_cast<int64_t>(logits.size())), *pool));
+    in_rows.insert(in_rows.end(), tokens.begin(), tokens.end());
+    return {};
   }
-  Status Check(std::span<const int32_t> prompt, const GenerateParams& params) const;
+  Status Check(std::span<const int32_t> prompt, const GenerateParams& params) const {
+    return CheckRequest(prompt, params.max_new_tokens, params.sampling, model->config().vocab_size, options.max_len);
+  }
   Status Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out);
+  // Run, and what the sequence held at its end.
+  Status Account(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out);
+  int64_t RowsToKeep(int64_t common) const;
+  Status DropKept();
+  Status CutKept(int64_t rows);
 };
 
 Session::Session() : impl_(std::make_unique<Impl>()) {}
@@ -90,6 +119,7 @@ Session::~Session() = default;
 KvCache& Session::cache() { return *impl_->cache; }
 int64_t Session::max_len() const { return impl_->options.max_len; }
 int64_t Session::pool_bytes() const { return impl_->pool_bytes; }
+std::span<const int32_t> Session::kept_tokens() const { return impl_->in_rows; }
 
 Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> model, const CacheSchema& schema,
                                                const SessionOptions& options, ThreadPool& pool) {
@@ -132,18 +162,6 @@ Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> mode
   return s;
 }
 
-Status Session::Impl::Check(std::span<const int32_t> prompt, const GenerateParams& params) const {
-  const int64_t rows = static_cast<int64_t>(prompt.size());
-  if (rows == 0) return Status(Code::kInvalidArgument, "the prompt is empty: at least one token is needed");
-  if (params.max_new_tokens < 0)
-    return Status(Code::kInvalidArgument,
-                  fmt::format("{} new tokens were asked for; must be 0 or more", params.max_new_tokens));
-  if (rows > options.max_len || params.max_new_tokens > options.max_len - rows)
-    return Status(Code::kOutOfRange, fmt::format("{} prompt tokens and {} new ones exceed the context of {}", rows,
-                                                 params.max_new_tokens, options.max_len));
-  return ValidateSampling(params.sampling);
-}
-
 Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out) {
   const int64_t rows = static_cast<int64_t>(prompt.size());
   const auto cancelled = [&] { return params.cancel != nullptr && params.cancel->load(std::memory_order_relaxed); };
@@ -151,7 +169,7 @@ Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const Gene
   Sampler sampler(params.sampling, model->config().vocab_size);
 
   auto start = std::chrono::steady_clock::now();
-  for (int64_t at = 0; at < rows;) {
+  for (int64_t at = out.reused_rows; at < rows;) {
     if (cancelled()) {
       out.finish = FinishReason::kCancelled;
       return {};
@@ -184,19 +202,82 @@ Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const Gene
   return {};
 }
 
+Status Session::Impl::Account(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params,
+                              Generation& out) {
+  const int64_t fallbacks = cache->fallback_calls();
+  (void)cache->TakeKeySpike();  // what another request left
+  const Status ran = Run(seq, prompt, params, out);
+  out.cache_rows = cache->owner().length(seq);
+  out.cache_used_bytes = cache->owner().used_bytes();
+  out.fallback_calls = cache->fallback_calls() - fallbacks;
+  out.key_spike = cache->TakeKeySpike();
+  return ran;
+}
+
+Status Session::Impl::DropKept() {
+  in_rows.clear();
+  if (!kept.has_value()) return {};
+  const SeqId seq = *kept;
+  kept.reset();
+  return cache->owner().Release(seq);
+}
+
+// The most rows t <= common with min(frontier(now), t) == frontier(t) in every layer: Truncate(t) leaves the left side
+// coded, a fresh run of t rows the right side.
+int64_t Session::Impl::RowsToKeep(int64_t common) const {
+  const int64_t now = static_cast<int64_t>(in_rows.size());
+  const auto as_fresh = [&](int64_t t) {
+    for (const LayerSchema& layer : cache->schema().layers)
+      for (const Closure& c : {layer.k_closure, layer.v_closure})
+        if (std::min(c.frontier(now), t) != c.frontier(t)) return false;
+    return true;
+  };
+  int64_t t = common;
+  while (t > 0 && !as_fresh(t)) --t;
+  return t;
+}
+
+// Leaves the first `rows` rows in the kept sequence, or none where a window has dropped rows that the next one sees.
+Status Session::Impl::CutKept(int64_t rows) {
+  if (rows == 0) return DropKept();
+  if (rows == static_cast<int64_t>(in_rows.size())) return {};
+  const Status cut = cache->owner().Truncate(*kept, rows);
+  if (cut.code() == Code::kOutOfRange) return DropKept();
+  LQ_RETURN_IF_ERROR(cut);
+  in_rows.resize(static_cast<size_t>(rows));
+  return {};
+}
+
 Result<Generation> Session::Generate(std::span<const int32_t> prompt, const GenerateParams& params) {
   LQ_RETURN_IF_ERROR(impl_->Check(prompt, params));
+  LQ_RETURN_IF_ERROR(impl_->DropKept());
   Generation out;
-  const int64_t fallbacks = impl_->cache->fallback_calls();
-  (void)impl_->cache->TakeKeySpike();  // what another request left
   LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
-  const Status ran = impl_->Run(seq, prompt, params, out);
-  out.cache_rows = impl_->cache->owner().length(seq);
-  out.cache_used_bytes = impl_->cache->owner().used_bytes();
-  out.fallback_calls = impl_->cache->fallback_calls() - fallbacks;
-  out.key_spike = impl_->cache->TakeKeySpike();
+  const Status ran = impl_->Account(seq, prompt, params, out);
+  impl_->in_rows.clear();
   LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
   LQ_RETURN_IF_ERROR(ran);
+  return out;
+}
+
+Result<Generation> Session::Continue(std::span<const int32_t> prompt, const GenerateParams& params) {
+  Impl& s = *impl_;
+  LQ_RETURN_IF_ERROR(s.Check(prompt, params));
+  if (s.cache->schema().read_step != kStepwise)
+    return Status(Code::kUnsupported, fmt::format("a sequence is kept between requests under the contract stepwise "
+                                                  "only: under {} a kept answer would be read otherwise than a prompt",
+                                                  ContractName(s.cache->schema().read_step)));
+  const auto differ = std::mismatch(prompt.begin(), prompt.end(), s.in_rows.begin(), s.in_rows.end()).first;
+  // The last row is always run: its logits are the first new token's.
+  const int64_t common = std::min<int64_t>(differ - prompt.begin(), static_cast<int64_t>(prompt.size()) - 1);
+  LQ_RETURN_IF_ERROR(s.CutKept(s.RowsToKeep(common)));
+  if (!s.kept.has_value()) {
+    LQ_ASSIGN_OR_RETURN(const SeqId seq, s.cache->owner().Open());
+    s.kept = seq;
+  }
+  Generation out;
+  out.prompt_tokens = out.reused_rows = static_cast<int64_t>(s.in_rows.size());
+  LQ_RETURN_IF_ERROR(s.Account(*s.kept, prompt, params, out));
   return out;
 }
 

@@ -53,15 +53,24 @@ struct Generation {
   std::vector<int32_t> token_ids;  // new tokens only, without the eos
   FinishReason finish = FinishReason::kLength;
   int64_t prompt_tokens = 0, prefill_steps = 0, decode_steps = 0;
-  double prefill_seconds = 0;              // all prompt rows, the first new token's logits included
+  int64_t reused_rows = 0;                 // of the prompt, already in the cache; the others were prefilled
+  double prefill_seconds = 0;              // all prefilled rows, the first new token's logits included
   double decode_seconds = 0;               // decode_steps steps of one row
   int64_t cache_rows = 0;                  // rows in the cache at the end: the last token's row is never needed
   int64_t cache_used_bytes = 0;            // pages that the sequence held at the end
   int64_t fallback_calls = 0;              // attention calls that the reference path served
   std::optional<KeySpike> key_spike = {};  // the worst, where keys have a scale a row (kv/key_spike.h)
-  double prefill_tokens_per_s() const { return prefill_seconds > 0 ? double(prompt_tokens) / prefill_seconds : 0; }
+  double prefill_tokens_per_s() const {
+    return prefill_seconds > 0 ? double(prompt_tokens - reused_rows) / prefill_seconds : 0;
+  }
   double decode_tokens_per_s() const { return decode_seconds > 0 ? double(decode_steps) / decode_seconds : 0; }
 };
+
+// What Generate and batches ask of a request before it runs. kInvalidArgument: an empty prompt, a negative number of
+// new tokens. kOutOfRange: an id outside [0, vocab_size), prompt + new tokens beyond `context` rows, or what
+// ValidateSampling says.
+Status CheckRequest(std::span<const int32_t> prompt, int64_t max_new_tokens, const SamplingParams& sampling,
+                    int64_t vocab_size, int64_t context);
 
 // Owns the cache and the workspace; shares the model. One thread at a time; `pool` must outlive it.
 class Session {
@@ -71,10 +80,16 @@ class Session {
   static Result<std::unique_ptr<Session>> Open(std::shared_ptr<const Llama> model, const CacheSchema& schema,
                                                const SessionOptions& options, ThreadPool& pool);
   ~Session();
-  // Runs one request on a fresh sequence and releases it. kInvalidArgument: an empty prompt. kOutOfRange: an id, or
-  // prompt + new tokens beyond max_len. kNonFinite: the model produced NaN or Inf. On an error nothing stays in the
-  // cache.
+  // Runs one request on a fresh sequence and releases it; what Continue had kept is released before. Errors: as
+  // CheckRequest's. kNonFinite: the model produced NaN or Inf. On an error nothing stays in the cache.
   Result<Generation> Generate(std::span<const int32_t> prompt, const GenerateParams& params);
+  // The same tokens out, bit for bit, but the sequence stays for the next call, which prefills only what is new:
+  // of the longest common prefix of `prompt` and the kept tokens, the most rows that Truncate leaves as a fresh run of
+  // `prompt` would have them (a format that keeps recent rows exact cannot go back behind a row that it coded since:
+  // then none, and all is prefilled). On an error the sequence stays as the last whole step left it. kUnsupported: a
+  // contract other than stepwise, under which a kept answer is read otherwise than a prompt.
+  Result<Generation> Continue(std::span<const int32_t> prompt, const GenerateParams& params);
+  std::span<const int32_t> kept_tokens() const;  // of the rows that Continue left in the cache
 
   KvCache& cache();
   int64_t max_len() const;
