@@ -1,19 +1,18 @@
-/* livequant/livequant.h: a quantized, transactional, paged KV cache for somebody else's runtime. C, stable by struct_size.
- *
- * A step of a batch:
- *   lq_begin -> for each layer: lq_step_prepare, lq_step_attend -> lq_step_publish -> lq_step_free
- * Nothing is visible before publish; a step that is freed before it never happened.
- *
- * Every function that can fail gives an lq_status; the sentence that says what, which value and which limit is
- * lq_last_error() of the same thread until its next failing call. Null where an object or a result is needed is
- * LQ_INVALID_ARGUMENT. Handles belong to whoever made them; a schema may be freed while caches made from it live on, a
- * cache must outlive its steps and leases. Threads: one cache may be used from several threads; calls on it run one
- * after the other. A step and a lease belong to one thread at a time.
- *
- * Rows are f32. A row of keys or values is [num_kv_heads][head_dim], a row of queries or outputs [num_q_heads][head_dim],
- * heads side by side; strides are floats from one row to the next, at least the length of a row. */
-#ifndef LIVEQUANT_LIVEQUANT_H_
-#define LIVEQUANT_LIVEQUANT_H_
+// livequant/livequant.h: a quantized, transactional, paged KV cache for somebody else's runtime. C, stable by struct_size.
+//
+// A step of a batch:
+//   lq_begin -> for each layer: lq_step_prepare, lq_step_attend -> lq_step_publish -> lq_step_free
+// Nothing is visible before publish; a step that is freed before it never happened.
+//
+// Every function that can fail gives an lq_status; the sentence that says what, which value and which limit is
+// lq_last_error() of the same thread until its next failing call. Null where an object or a result is needed is
+// LQ_INVALID_ARGUMENT. Handles belong to whoever made them; a schema may be freed while caches made from it live on, a
+// cache must outlive its steps and leases. Threads: one cache may be used from several threads; calls on it run one
+// after the other. A step and a lease belong to one thread at a time.
+//
+// Rows are f32. A row of keys or values is [num_kv_heads][head_dim], a row of queries or outputs [num_q_heads][head_dim],
+// heads side by side; strides are floats from one row to the next, at least the length of a row.
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -162,4 +161,3 @@ LQ_API lq_status lq_lease_read(lq_lease* lease, int32_t layer, int32_t tensor, i
 #ifdef __cplusplus
 }
 #endif
-#endif /* LIVEQUANT_LIVEQUANT_H_ */
