@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/test.sh: the whole check. Installs missing Debian packages, then
 #   dev suite (-O2), the same suite under ASan + UBSan, cache + kv + threads under TSan, and 20 s of every fuzz target.
-# About 20 minutes on 2 cores, nothing cached. --quick: the dev suite alone. --full: also every line of the release check and docs/results/.
+# About half an hour on 2 cores, nothing cached. --quick: the dev suite alone. --full: also every line of the release check and docs/results/.
 # Safe to run twice.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -107,8 +107,8 @@ HWY_INLINE void TileGemmRows(int rows, const float* a, int64_t lda, const float*
   }
 }
 
-// C[m][n] (+)= A[m][k] B[k][n]; row strides lda, ldb, ldc in floats, any alignment, any sizes >= 0. C overlaps neither
-// A nor B. accumulate: start from C, else from 0. Best with n a multiple of 64.
+// C[m][n] (+)= A[m][k] B[k][n]; row strides lda, ldb, ldc in floats, any alignment, m and n >= 0, k >= 1. C overlaps
+// neither A nor B. accumulate: start from C, else from 0. Best with n a multiple of 64.
 HWY_INLINE void TileGemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
                          int64_t n, int64_t k, bool accumulate) {
   constexpr int kWide = kTileAccumulators / 2, kMiddle = kTileAccumulators / 4, kNarrow = kTileAccumulators / 8;
@@ -182,7 +182,7 @@ HWY_NOINLINE void TileDotsKernel(const float* HWY_RESTRICT a, int64_t lda, const
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[0][m][v], df, c + m * ldc + v * kLanes);
 }
 
-// C[m][n] = dot of A[m][0..k) and B[0..k)[n]; strides as in TileGemm. REQUIRES n a multiple of 16.
+// C[m][n] = dot of A[m][0..k) and B[0..k)[n]; strides as in TileGemm. REQUIRES n a multiple of 16, k >= 1.
 HWY_INLINE void TileDots(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
                          int64_t n, int64_t k) {
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));

@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kOperationsPerSeed = 2000;
 
-constexpr int64_t kOperations = Effort(120000, 6);
+constexpr int64_t kOperations = Effort(120000, 3);
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
