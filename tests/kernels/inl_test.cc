@@ -136,7 +136,7 @@ TEST(TileGemm, EqualsTheChainBitForBit) {
     SCOPED_TRACE(isa);
     const bool fused = HWY_DYNAMIC_DISPATCH(Fused)();
     ForAll(120, [&](Rng& rng) {
-      const int64_t m = rng.Range(0, 66), k = rng.Range(1, 70);
+      const int64_t m = rng.Range(0, 66), k = rng.Range(0, 70);
       const int64_t n = rng.Chance(0.5) ? 16 * rng.Range(1, 9) : rng.Range(0, 150);
       const int64_t lda = k + rng.Range(0, 4), ldb = n + rng.Range(0, 4), ldc = n + rng.Range(0, 4);
       const bool accumulate = rng.Chance(0.5);
@@ -184,7 +184,7 @@ TEST(TileDots, EqualsSixteenChainsFoldedAsATreeBitForBit) {
     SCOPED_TRACE(isa);
     const bool fused = HWY_DYNAMIC_DISPATCH(Fused)();
     ForAll(120, [&](Rng& rng) {
-      const int64_t m = rng.Range(0, 20), k = rng.Range(1, 200), n = 16 * rng.Range(0, 9);
+      const int64_t m = rng.Range(0, 20), k = rng.Range(0, 200), n = 16 * rng.Range(0, 9);
       const int64_t lda = k + rng.Range(0, 4), ldb = n + rng.Range(0, 4), ldc = n + rng.Range(0, 4);
       const auto fill = [&](int64_t rows, int64_t cols, int64_t stride) {
         std::vector<float> x(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride + cols));

@@ -85,6 +85,9 @@ HWY_NOINLINE void TileGemmKernel(const float* HWY_RESTRICT a, int64_t lda, const
   }
 }
 
+// Column j of B. Without rows (k == 0) B may be null, of which no column has an address.
+HWY_INLINE const float* ColumnOf(const float* b, int64_t j, int64_t k) { return k > 0 ? b + j : b; }
+
 // Rows [0, rows) with rows <= kRows, all columns in steps of kVectors vectors, then single vectors, then a masked tail.
 template <int kRows, int kVectors>
 HWY_INLINE void TileGemmRows(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
@@ -97,22 +100,24 @@ HWY_INLINE void TileGemmRows(int rows, const float* a, int64_t lda, const float*
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
   int64_t j = 0;
   for (; j + kVectors * kLanes <= n; j += kVectors * kLanes) {
-    TileGemmKernel<kRows, kVectors, false>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, 0);
+    TileGemmKernel<kRows, kVectors, false>(a, lda, ColumnOf(b, j, k), ldb, c + j, ldc, k, accumulate, 0);
   }
   for (; j + kLanes <= n; j += kLanes) {
-    TileGemmKernel<kRows, 1, false>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, 0);
+    TileGemmKernel<kRows, 1, false>(a, lda, ColumnOf(b, j, k), ldb, c + j, ldc, k, accumulate, 0);
   }
   if (j < n) {
-    TileGemmKernel<kRows, 1, true>(a, lda, b + j, ldb, c + j, ldc, k, accumulate, static_cast<size_t>(n - j));
+    TileGemmKernel<kRows, 1, true>(a, lda, ColumnOf(b, j, k), ldb, c + j, ldc, k, accumulate,
+                                   static_cast<size_t>(n - j));
   }
 }
 
-// C[m][n] (+)= A[m][k] B[k][n]; row strides lda, ldb, ldc in floats, any alignment, m and n >= 0, k >= 1. C overlaps
+// C[m][n] (+)= A[m][k] B[k][n]; row strides lda, ldb, ldc in floats, any alignment, any sizes >= 0. C overlaps
 // neither A nor B. accumulate: start from C, else from 0. Best with n a multiple of 64.
 HWY_INLINE void TileGemm(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
                          int64_t n, int64_t k, bool accumulate) {
   constexpr int kWide = kTileAccumulators / 2, kMiddle = kTileAccumulators / 4, kNarrow = kTileAccumulators / 8;
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
+  if (k == 0) lda = 0;  // A has no values and may be null too
   while (m > 0) {
     // Even shares, so that no tile is left with one row.
     const int64_t tiles = (m + kWide - 1) / kWide;
@@ -182,16 +187,17 @@ HWY_NOINLINE void TileDotsKernel(const float* HWY_RESTRICT a, int64_t lda, const
     for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[0][m][v], df, c + m * ldc + v * kLanes);
 }
 
-// C[m][n] = dot of A[m][0..k) and B[0..k)[n]; strides as in TileGemm. REQUIRES n a multiple of 16, k >= 1.
+// C[m][n] = dot of A[m][0..k) and B[0..k)[n]; strides as in TileGemm. REQUIRES n a multiple of 16.
 HWY_INLINE void TileDots(const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc, int64_t m,
                          int64_t n, int64_t k) {
   constexpr int64_t kLanes = static_cast<int64_t>(hn::MaxLanes(hn::CappedTag<float, 16>()));
+  if (k == 0) lda = 0;
   const auto columns = [&](int64_t j, auto vectors) HWY_ATTR {
     constexpr int kVectors = decltype(vectors)::value;
     int64_t i = 0;
     for (; i + kDotRows <= m; i += kDotRows)
-      TileDotsKernel<kDotRows, kVectors>(a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, k);
-    for (; i < m; ++i) TileDotsKernel<1, kVectors>(a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, k);
+      TileDotsKernel<kDotRows, kVectors>(a + i * lda, lda, ColumnOf(b, j, k), ldb, c + i * ldc + j, ldc, k);
+    for (; i < m; ++i) TileDotsKernel<1, kVectors>(a + i * lda, lda, ColumnOf(b, j, k), ldb, c + i * ldc + j, ldc, k);
   };
   int64_t j = 0;
   for (; j + kDotVectors * kLanes <= n; j += kDotVectors * kLanes)
