@@ -131,6 +131,14 @@ TEST(Exp, SameBitsOnEveryIsaWithAFusedMultiplyAdd) {
   });
 }
 
+// rows x cols normal values at a stride: exactly the elements that exist, so that a sanitizer sees any read beyond
+// them.
+std::vector<float> Matrix(Rng& rng, int64_t rows, int64_t cols, int64_t stride) {
+  std::vector<float> x(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride + cols));
+  for (float& v : x) v = static_cast<float>(rng.Normal());
+  return x;
+}
+
 TEST(TileGemm, EqualsTheChainBitForBit) {
   ForEachIsa([](const char* isa) {
     SCOPED_TRACE(isa);
@@ -140,13 +148,7 @@ TEST(TileGemm, EqualsTheChainBitForBit) {
       const int64_t n = rng.Chance(0.5) ? 16 * rng.Range(1, 9) : rng.Range(0, 150);
       const int64_t lda = k + rng.Range(0, 4), ldb = n + rng.Range(0, 4), ldc = n + rng.Range(0, 4);
       const bool accumulate = rng.Chance(0.5);
-      // Exactly the elements that exist, so that a sanitizer sees any read beyond them.
-      const auto fill = [&](int64_t rows, int64_t cols, int64_t stride) {
-        std::vector<float> x(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride + cols));
-        for (float& v : x) v = static_cast<float>(rng.Normal());
-        return x;
-      };
-      const auto a = fill(m, k, lda), b = fill(k, n, ldb), c = fill(m, n, ldc);
+      const auto a = Matrix(rng, m, k, lda), b = Matrix(rng, k, n, ldb), c = Matrix(rng, m, n, ldc);
       auto out = c;
       HWY_DYNAMIC_DISPATCH(TileGemmTest)(a.data(), lda, b.data(), ldb, out.data(), ldc, m, n, k, accumulate);
       for (int64_t r = 0; r < m; ++r) {
@@ -186,12 +188,7 @@ TEST(TileDots, EqualsSixteenChainsFoldedAsATreeBitForBit) {
     ForAll(120, [&](Rng& rng) {
       const int64_t m = rng.Range(0, 20), k = rng.Range(0, 200), n = 16 * rng.Range(0, 9);
       const int64_t lda = k + rng.Range(0, 4), ldb = n + rng.Range(0, 4), ldc = n + rng.Range(0, 4);
-      const auto fill = [&](int64_t rows, int64_t cols, int64_t stride) {
-        std::vector<float> x(rows == 0 ? 0 : static_cast<size_t>((rows - 1) * stride + cols));
-        for (float& v : x) v = static_cast<float>(rng.Normal());
-        return x;
-      };
-      const auto a = fill(m, k, lda), b = fill(k, n, ldb), c = fill(m, n, ldc);
+      const auto a = Matrix(rng, m, k, lda), b = Matrix(rng, k, n, ldb), c = Matrix(rng, m, n, ldc);
       auto out = c;
       HWY_DYNAMIC_DISPATCH(TileDotsTest)(a.data(), lda, b.data(), ldb, out.data(), ldc, m, n, k);
       for (int64_t r = 0; r < m; ++r) {

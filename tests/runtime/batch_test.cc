@@ -8,6 +8,7 @@
 
 #include "model/tiny_llama.h"
 #include "runtime/model_bundle.h"
+#include "runtime/runtime_support.h"
 #include "support/property.h"
 
 namespace livequant {
@@ -15,37 +16,12 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<const Llama> LoadFrom(const TinyLlama& tiny) {
-  const TempDir dir;
-  tiny.Write(dir.path());
-  auto model = Llama::Load(dir.path().string());
-  EXPECT_TRUE(model.ok()) << model.status().ToString();
-  return *model;
-}
-
-CacheSchema SchemaOf(const Llama& model, const std::string& name, int read_step = kStepwise) {
-  const LlamaConfig& c = model.config();
-  auto schema = PresetSchema(name, {.num_layers = c.num_hidden_layers,
-                                    .num_kv_heads = c.num_key_value_heads,
-                                    .head_dim = c.head_dim,
-                                    .rope = c.rope});
-  EXPECT_TRUE(schema.ok()) << schema.status().ToString();
-  schema->read_step = read_step;
-  return *schema;
-}
-
-std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(3, vocab - 1)));
-  return ids;
-}
-
 // Greedy and seeded requests with prompts of different lengths.
 std::vector<BatchRequest> RandomRequests(Rng& rng, int count, int64_t longest, int64_t most_new, int64_t vocab) {
   std::vector<BatchRequest> out;
   for (int i = 0; i < count; ++i) {
     BatchRequest& r = out.emplace_back();
-    r.prompt = RandomTokens(rng, rng.Range(1, longest), vocab);
+    r.prompt = RandomTokens(rng, rng.Range(1, longest), vocab, 3);
     r.max_new_tokens = rng.Range(0, most_new);
     r.ignore_eos = rng.Range(0, 1) == 0;
     if (i % 2 == 1)
@@ -87,7 +63,7 @@ TEST(Batch, OfEightEqualsEightSingleRunsForEveryPreset) {
   Rng rng(1);
   ThreadPool pool(2);
   std::vector<BatchRequest> requests = RandomRequests(rng, 8, 150, 12, 4096);
-  requests[3].prompt = RandomTokens(rng, 180, 4096);  // past the first closure of every preset
+  requests[3].prompt = RandomTokens(rng, 180, 4096, 3);  // past the first closure of every preset
   requests[3].max_new_tokens = 16;
   for (const std::string& name : PresetNames()) {
     SCOPED_TRACE(name);
@@ -174,7 +150,7 @@ TEST_F(BatchTest, ARequestThatMakesNaNsEndsAloneAndTheOthersAreAsAlone) {
   Rng rng(5);
   std::vector<BatchRequest> requests;
   for (int i = 0; i < 5; ++i)
-    requests.push_back({.prompt = RandomTokens(rng, 20, 49), .max_new_tokens = 10, .ignore_eos = true});
+    requests.push_back({.prompt = RandomTokens(rng, 20, 49, 3), .max_new_tokens = 10, .ignore_eos = true});
   std::vector<BatchRequest> good = requests;
   good.erase(good.begin() + 2);
   requests[2].prompt[7] = 50;

@@ -4,6 +4,7 @@
 
 #include "model/tiny_llama.h"
 #include "runtime/model_bundle.h"
+#include "runtime/runtime_support.h"
 #include "runtime/session.h"
 #include "support/property.h"
 
@@ -17,24 +18,14 @@ class ContinueTest : public ::testing::Test {
   ContinueTest() : pool_(1) {
     Rng rng(1);
     tiny_.Fill(rng, "BF16");
-    const TempDir dir;
-    tiny_.Write(dir.path());
-    model_ = *Llama::Load(dir.path().string());
+    model_ = LoadFrom(tiny_);
   }
   std::unique_ptr<Session> Open(const std::string& preset, int read_step = kStepwise) {
-    auto schema =
-        PresetSchema(preset, {.num_layers = 2, .num_kv_heads = 2, .head_dim = 64, .rope = model_->config().rope});
-    EXPECT_TRUE(schema.ok()) << schema.status().ToString();
-    schema->read_step = read_step;
-    auto session = Session::Open(model_, *schema, {.prefill_chunk = 90}, pool_);
+    auto session = Session::Open(model_, SchemaOf(*model_, preset, read_step), {.prefill_chunk = 90}, pool_);
     EXPECT_TRUE(session.ok()) << session.status().ToString();
     return *std::move(session);
   }
-  std::vector<int32_t> Tokens(Rng& rng, int64_t count) const {
-    std::vector<int32_t> ids;
-    for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(3, tiny_.vocab - 1)));
-    return ids;
-  }
+  std::vector<int32_t> Tokens(Rng& rng, int64_t count) const { return RandomTokens(rng, count, tiny_.vocab, 3); }
 
   TinyLlama tiny_{.head_dim = 64, .max_positions = 1024};
   std::shared_ptr<const Llama> model_;

@@ -11,6 +11,7 @@
 
 #include "model/tiny_llama.h"
 #include "runtime/model_bundle.h"
+#include "runtime/runtime_support.h"
 #include "support/property.h"
 
 namespace livequant {
@@ -22,31 +23,10 @@ using ::testing::HasSubstr;
 const char* kModelDir = LIVEQUANT_SOURCE_DIR "/models/books-7m";
 constexpr int kR = 128;  // rows of a KIVI K closure
 
-std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(0, vocab - 1)));
-  return ids;
-}
-
 std::shared_ptr<const Llama> LoadTiny(TinyLlama& tiny, uint64_t seed) {
   Rng rng(seed);
   tiny.Fill(rng, "BF16");
-  const TempDir dir;
-  tiny.Write(dir.path());
-  auto model = Llama::Load(dir.path().string());
-  EXPECT_TRUE(model.ok()) << model.status().ToString();
-  return *model;
-}
-
-CacheSchema SchemaOf(const Llama& model, const std::string& name, int read_step = kStepwise) {
-  const LlamaConfig& c = model.config();
-  auto schema = PresetSchema(name, {.num_layers = c.num_hidden_layers,
-                                    .num_kv_heads = c.num_key_value_heads,
-                                    .head_dim = c.head_dim,
-                                    .rope = c.rope});
-  EXPECT_TRUE(schema.ok()) << schema.status().ToString();
-  schema->read_step = read_step;
-  return *schema;
+  return LoadFrom(tiny);
 }
 
 // Logits of every row of `prompt`, cut as `chunk` says, then of every row of `more`, one at a time.
