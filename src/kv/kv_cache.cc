@@ -495,7 +495,7 @@ KvCache::~KvCache() {
 Result<int64_t> KvCache::MemoryBytes(const CacheSchema& schema, const KvOptions& options) {
   LQ_RETURN_IF_ERROR(Validate(schema));
   LQ_RETURN_IF_ERROR(CheckOptions(schema, options));
-  return Owner::MemoryBytes(schema, PoolPages(schema, options));
+  return PoolBytes(schema, PoolPages(schema, options), Owner::kMemoryAlignment);
 }
 
 Result<std::unique_ptr<KvCache>> KvCache::Open(const CacheSchema& schema, const KvOptions& options) {
@@ -507,8 +507,8 @@ Result<std::unique_ptr<KvCache>> KvCache::Open(const CacheSchema& schema, const 
   limits.max_step_rows =
       static_cast<int>(std::min<int64_t>(options.max_step_rows, options.max_len));  // of one sequence
   limits.pages = PoolPages(schema, options);
-  const int64_t pool_bytes =
-      options.memory != nullptr ? Owner::MemoryBytes(schema, limits.pages) : PoolBytes(schema, limits.pages);
+  const int64_t pool_bytes = options.memory != nullptr ? PoolBytes(schema, limits.pages, Owner::kMemoryAlignment)
+                                                       : PoolBytes(schema, limits.pages);
   if (reinterpret_cast<uintptr_t>(options.memory) % Owner::kMemoryAlignment != 0)
     return Status(Code::kInvalidArgument, fmt::format("memory is not aligned to {} bytes", Owner::kMemoryAlignment));
   if (options.memory != nullptr && options.memory_bytes == 0)

@@ -83,8 +83,8 @@ int64_t CumulativeReadBytes(std::span<const LedgerSegment> segments, int64_t pro
 // planes hold ceil(tokens / E) until the tensor's first closure, then at once the most that any step at any length can
 // hold. REQUIRES tokens, sequences >= 0, max_step_rows >= 1.
 std::vector<int64_t> PagesFor(const CacheSchema& schema, int64_t tokens, int64_t sequences, int max_step_rows);
-// Bytes of those pages; INT64_MAX where the sum is beyond it.
-int64_t PoolBytes(const CacheSchema& schema, std::span<const int64_t> pages);
+// Bytes of those pages, each plane rounded up to a multiple of `alignment`; INT64_MAX where the sum is beyond it.
+int64_t PoolBytes(const CacheSchema& schema, std::span<const int64_t> pages, int64_t alignment = 1);
 // The most tokens of one sequence whose pages fit in `bytes`: a pool of PagesFor(that many, 1, max_step_rows) takes
 // exactly these rows and refuses the next. 0 if not even one; kMaxLedgerTokens where windows keep the pool from
 // growing.

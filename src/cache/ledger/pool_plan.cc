@@ -148,7 +148,7 @@ std::vector<int64_t> PagesFor(const CacheSchema& schema, int64_t tokens, int64_t
   return pages;
 }
 
-int64_t PoolBytes(const CacheSchema& schema, std::span<const int64_t> pages) {
+int64_t PoolBytes(const CacheSchema& schema, std::span<const int64_t> pages, int64_t alignment) {
   const std::vector<LayerClass> classes = LayerClasses(schema);
   LQ_CHECK(pages.size() == classes.size() * 4);
   int64_t sum = 0;
@@ -158,7 +158,8 @@ int64_t PoolBytes(const CacheSchema& schema, std::span<const int64_t> pages) {
         int64_t bytes = 0;
         if (__builtin_mul_overflow(pages[c * 4 + static_cast<size_t>(tensor) * 2 + static_cast<size_t>(form)],
                                    LayoutPlane(schema, classes[c], tensor, form).page_bytes, &bytes) ||
-            __builtin_add_overflow(sum, bytes, &sum))
+            __builtin_add_overflow(bytes, alignment - 1, &bytes) ||
+            __builtin_add_overflow(sum, bytes / alignment * alignment, &sum))
           return std::numeric_limits<int64_t>::max();
       }
   return sum;

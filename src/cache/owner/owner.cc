@@ -54,25 +54,6 @@ const char* AllocationSiteName(AllocationSite site) {
   LQ_CHECK(false);
 }
 
-int64_t Owner::MemoryBytes(const CacheSchema& schema, std::span<const int64_t> pages) {
-  const std::vector<LayerClass> classes = LayerClasses(schema);
-  LQ_CHECK(pages.size() == classes.size() * 4);
-  constexpr int64_t kBeyond = std::numeric_limits<int64_t>::max();
-  int64_t sum = 0;
-  for (size_t c = 0; c < classes.size(); ++c)
-    for (const TensorIndex tensor : {kK, kV})
-      for (const FormIndex form : {kCoded, kExact}) {
-        int64_t bytes = 0;
-        const auto plane = static_cast<size_t>(Impl::PlaneIndex(static_cast<int>(c), tensor, form));
-        if (__builtin_mul_overflow(pages[plane], LayoutPlane(schema, classes[c], tensor, form).page_bytes, &bytes) ||
-            bytes > kBeyond - kMemoryAlignment)
-          return kBeyond;
-        bytes = CeilDiv(bytes, kMemoryAlignment) * kMemoryAlignment;
-        if (__builtin_add_overflow(sum, bytes, &sum)) return kBeyond;
-      }
-  return sum;
-}
-
 Owner::Owner() : impl_(std::make_unique<Impl>()) {}
 Owner::~Owner() = default;
 

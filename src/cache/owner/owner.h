@@ -46,13 +46,14 @@ struct AllocationFaults {
 };
 
 struct OwnerLimits {
-  int max_sequences = 1;        // open at once
-  int max_views = 0;            // published + private + leased, also the most transactions; 0 = 4 * max_sequences + 8
-  int64_t max_len = 0;          // rows of the longest sequence: fixes the capacity of roots
-  int max_step_rows = 0;        // rows of the largest request of Begin: fixes what a transaction can list; 0 = max_len
-  std::vector<int64_t> pages;   // by plane: [class * 4 + tensor * 2 + form]
-  std::byte* memory = nullptr;  // for all pages, aligned to kMemoryAlignment, MemoryBytes long, to outlive the owner;
-                                // null: each pool maps its own
+  int max_sequences = 1;       // open at once
+  int max_views = 0;           // published + private + leased, also the most transactions; 0 = 4 * max_sequences + 8
+  int64_t max_len = 0;         // rows of the longest sequence: fixes the capacity of roots
+  int max_step_rows = 0;       // rows of the largest request of Begin: fixes what a transaction can list; 0 = max_len
+  std::vector<int64_t> pages;  // by plane: [class * 4 + tensor * 2 + form]
+  // For all pages, aligned to Owner::kMemoryAlignment and PoolBytes(schema, pages, that) long, to outlive the owner;
+  // null: each pool maps its own.
+  std::byte* memory = nullptr;
   bool allocate_memory = true;         // false: pages without bytes, for tests of the state machine alone
   AllocationFaults* faults = nullptr;  // must outlive the owner; null outside tests
 };
@@ -130,10 +131,7 @@ class Owner {
   // Builds every pool; after it nothing allocates but error messages, Census and CheckInvariants. REQUIRES
   // Validate(schema).ok(). kInvalidArgument, kOutOfRange name the limit that does not fit.
   static Result<std::unique_ptr<Owner>> Create(const CacheSchema& schema, const OwnerLimits& limits);
-  // Bytes that OwnerLimits::memory needs for these pages: the planes one behind the other, each from a multiple of
-  // kMemoryAlignment on. INT64_MAX where the sum is beyond it.
   static constexpr int64_t kMemoryAlignment = 4096;
-  static int64_t MemoryBytes(const CacheSchema& schema, std::span<const int64_t> pages);
   ~Owner();
 
   // A new empty sequence. kOutOfPages: no free slot or view.
