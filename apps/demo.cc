@@ -15,7 +15,7 @@
 namespace livequant::app {
 namespace {
 
-struct Flags {
+struct DemoFlags {
   std::string model;
   int64_t prompt_tokens = 1024, n = 64, eval_tokens = 16376, context = 2048;
   int threads = 0;
@@ -28,7 +28,7 @@ struct Row {
   double prefill = 0, decode = 0;
 };
 
-int Run(const Flags& flags) {
+int Run(const DemoFlags& flags) {
   auto bundle = ModelBundle::Load(flags.model);
   if (!bundle.ok()) return Fail(bundle.status(), kExitFailed);
   const std::string file = flags.model + "/eval/heldout_books.txt";
@@ -125,7 +125,7 @@ int Run(const Flags& flags) {
 }  // namespace
 
 void AddDemo(CLI::App& app, int* exit_code) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DemoFlags>();
   flags->model = DefaultModelDir();
   CLI::App* cmd = app.add_subcommand("demo", "a passage continued under every format, then one table");
   cmd->add_option("-m,--model", flags->model, "model directory or GGUF file")->capture_default_str();

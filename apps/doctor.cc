@@ -10,11 +10,11 @@
 namespace livequant::app {
 
 void AddDoctor(CLI::App& app, int* exit_code) {
-  struct Flags {
+  struct DoctorFlags {
     bool json = false;
     int head_dim = 64, kv_heads = 2, layers = 8;
   };
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<DoctorFlags>();
   CLI::App* cmd = app.add_subcommand("doctor", "CPU, ISA, GPU, and which kernel each format gets in each phase");
   cmd->add_flag("--json", flags->json, "print JSON");
   cmd->add_option("--head-dim", flags->head_dim, "head size to choose kernels for")->check(CLI::Range(1, 65536));

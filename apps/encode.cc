@@ -26,7 +26,7 @@ constexpr const char* kFormatVersion = "1";
 constexpr int64_t kStepRows = 512;
 constexpr const char* kTensorNames[2] = {"k", "v"};
 
-struct Flags {
+struct EncodeFlags {
   std::string in, out, dtype, skip, model;
   int threads = 0;
   bool json = false;
@@ -95,7 +95,7 @@ Result<Rows> FindRows(const Safetensors& file) {
   return rows;
 }
 
-Result<CacheSchema> SchemaOfFlags(const Flags& flags, const Rows& rows) {
+Result<CacheSchema> SchemaOfFlags(const EncodeFlags& flags, const Rows& rows) {
   CacheShape shape{.num_layers = rows.layers, .num_kv_heads = rows.heads, .head_dim = rows.head_dim, .rope = {}};
   if (!flags.model.empty()) {
     LQ_ASSIGN_OR_RETURN(const LlamaConfig c, ReadModelConfig(flags.model));
@@ -193,7 +193,7 @@ std::string ContentDigest(const std::map<std::string, TensorInfo>& tensors) {
   return digest.Hex();
 }
 
-Status Encode(const Flags& flags) {
+Status Encode(const EncodeFlags& flags) {
   LQ_ASSIGN_OR_RETURN(const Safetensors file, Safetensors::OpenFile(flags.in));
   const auto named = [&](const Status& s) { return Status(s.code(), fmt::format("{}: {}", flags.in, s.message())); };
   auto rows = FindRows(file);
@@ -289,7 +289,7 @@ Status CheckArray(const Safetensors& file, const std::string& name, const Part& 
   return {};
 }
 
-Status DecodeFile(const Safetensors& file, const Flags& flags) {
+Status DecodeFile(const Safetensors& file, const EncodeFlags& flags) {
   const auto& metadata = file.metadata();
   for (const char* key : {"format", "version", "schema", "shape", "rope", "tokens", "frontiers", "content_sha256"})
     if (!metadata.contains(key))
@@ -363,7 +363,7 @@ Status DecodeFile(const Safetensors& file, const Flags& flags) {
   return {};
 }
 
-Status Decode(const Flags& flags) {
+Status Decode(const EncodeFlags& flags) {
   LQ_ASSIGN_OR_RETURN(const Safetensors file, Safetensors::OpenFile(flags.in));
   const Status s = DecodeFile(file, flags);
   if (s.ok() || s.code() == Code::kIo) return s;
@@ -373,7 +373,7 @@ Status Decode(const Flags& flags) {
 }  // namespace
 
 void AddEncode(CLI::App& app, int* exit_code) {
-  auto e = std::make_shared<Flags>();
+  auto e = std::make_shared<EncodeFlags>();
   CLI::App* encode = app.add_subcommand("encode", "K and V rows of a safetensors file as the bytes of cache pages");
   encode->add_option("in", e->in, "safetensors: k.<layer>, v.<layer> [tokens, kv_heads, head_dim], or k and v")
       ->required();
@@ -390,7 +390,7 @@ void AddEncode(CLI::App& app, int* exit_code) {
     *exit_code = s.ok() ? kExitOk : Fail(s, kExitFailed);
   });
 
-  auto d = std::make_shared<Flags>();
+  auto d = std::make_shared<EncodeFlags>();
   CLI::App* decode = app.add_subcommand("decode", "what encode wrote, as F32 rows");
   decode->add_option("in", d->in, "safetensors of encode")->required();
   decode->add_option("out", d->out, "safetensors: k.<layer>, v.<layer> [tokens, kv_heads, head_dim], F32")->required();

@@ -26,7 +26,7 @@ namespace {
 
 using nlohmann::json;
 
-struct Flags {
+struct InspectFlags {
   std::string path, model;
   bool json = false;
 };
@@ -177,7 +177,7 @@ Status InspectSafetensors(const std::string& path, Report* report) {
   return {};
 }
 
-Status InspectPolicy(const Flags& flags, Report* report) {
+Status InspectPolicy(const InspectFlags& flags, Report* report) {
   report->fields["kind"] = "policy";
   AddFiles({flags.path}, report);
   const std::string model = flags.model.empty() ? DefaultModelDir() : flags.model;
@@ -222,7 +222,7 @@ void Print(const Report& report) {
   if (report.refused.empty()) fmt::print("{:<16} nothing\n", "refused");
 }
 
-Status Inspect(const Flags& flags, Report* report) {
+Status Inspect(const InspectFlags& flags, Report* report) {
   report->fields["path"] = flags.path;
   std::error_code error;
   if (std::filesystem::is_directory(flags.path, error)) {
@@ -244,7 +244,7 @@ Status Inspect(const Flags& flags, Report* report) {
 }  // namespace
 
 void AddInspect(CLI::App& app, int* exit_code) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<InspectFlags>();
   CLI::App* cmd =
       app.add_subcommand("inspect", "what a file or model holds, and what would be refused (then exit code 1)");
   cmd->add_option("path", flags->path, "model directory, safetensors, GGUF or policy file")->required();

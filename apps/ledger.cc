@@ -12,14 +12,14 @@
 namespace livequant::app {
 namespace {
 
-struct Flags {
+struct LedgerFlags {
   std::string model, dtypes, skip, memory, contract = "stepwise";
   int layers = 0, kv_heads = 0, head_dim = 0, prefill_chunk = 512;
   int64_t tokens = 4096, generate = 0, requests = 1;
   bool json = false;
 };
 
-Result<CacheShape> ShapeOf(const Flags& flags) {
+Result<CacheShape> ShapeOf(const LedgerFlags& flags) {
   if (flags.layers > 0 || flags.kv_heads > 0 || flags.head_dim > 0) {
     if (!flags.model.empty()) return Status(Code::kInvalidArgument, "-m and shape flags exclude each other");
     if (flags.layers == 0 || flags.kv_heads == 0 || flags.head_dim == 0)
@@ -34,7 +34,7 @@ Result<CacheShape> ShapeOf(const Flags& flags) {
   return config.shape();
 }
 
-nlohmann::json ResultJson(const Flags& flags, const CacheSchema& schema, int64_t memory_bytes) {
+nlohmann::json ResultJson(const LedgerFlags& flags, const CacheSchema& schema, int64_t memory_bytes) {
   const std::vector<LedgerSegment> segments = SegmentsOf(schema);
   const LedgerBytes b = Ledger(segments, flags.tokens);
   nlohmann::json out = {
@@ -67,7 +67,7 @@ nlohmann::json ResultJson(const Flags& flags, const CacheSchema& schema, int64_t
   return out;
 }
 
-Status Run(const Flags& flags, ContextInfo info) {
+Status Run(const LedgerFlags& flags, ContextInfo info) {
   LQ_ASSIGN_OR_RETURN(const CacheShape shape, ShapeOf(flags));
   int64_t memory_bytes = 0;
   if (!flags.memory.empty()) {
@@ -136,7 +136,7 @@ Status Run(const Flags& flags, ContextInfo info) {
 }  // namespace
 
 void AddLedger(CLI::App& app, int* exit_code) {
-  auto flags = std::make_shared<Flags>();
+  auto flags = std::make_shared<LedgerFlags>();
   CLI::App* cmd =
       app.add_subcommand("ledger", "exact bytes of a cache: codes, qparams, exact rows, pages; no model is run");
   cmd->add_option("-m,--model", flags->model, "model directory or GGUF file (default: the embedded model)");

@@ -5,6 +5,9 @@
 #     tools/check_layers.py compares them with the includes that are really there. CMake refuses cycles.
 #   lq_test(quant SRCS symmetric_rows_test.cc DEPS lq::quant [TIMEOUT seconds] [ARGS ...])
 #     one test program per folder, linked with everything below its DEPS, registered with CTest case by case.
+#   lq_alone(cpu/matmul.cc)
+#     sources that no other source may share a compilation with: those that Highway includes once per ISA, or that
+#     replace what the rest of the program uses. Matters where CMAKE_UNITY_BUILD joins the sources of a target.
 #   lq_fuzz(name SRCS ... DEPS ...), lq_bench(name SRCS ... DEPS ...)
 #     a libFuzzer target and a Google Benchmark program.
 include(CheckCXXCompilerFlag)
@@ -27,6 +30,10 @@ find_program(LQ_CCACHE ccache)
 if(LQ_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${LQ_CCACHE})
 endif()
+
+function(lq_alone)
+  set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
+endfunction()
 
 function(lq_library name)
   cmake_parse_arguments(A "" "" "SRCS;DEPS;EXTERNAL" ${ARGN})

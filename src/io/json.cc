@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 // Bytes of the text, with the place of the parser visible to the handler.
-struct Cursor {
+struct CountingCursor {
   using iterator_category = std::input_iterator_tag;
   using value_type = char;
   using difference_type = std::ptrdiff_t;
@@ -26,12 +26,12 @@ struct Cursor {
   const char** seen;  // one past the last byte that the parser took; null for the end
 
   reference operator*() const { return *at; }
-  Cursor& operator++() {
+  CountingCursor& operator++() {
     *seen = ++at;
     return *this;
   }
-  bool operator==(const Cursor& other) const { return at == other.at; }
-  bool operator!=(const Cursor& other) const { return at != other.at; }
+  bool operator==(const CountingCursor& other) const { return at == other.at; }
+  bool operator!=(const CountingCursor& other) const { return at != other.at; }
 };
 
 // Invariant: open_ holds the objects and arrays around the next value, outermost first. A pointer in it stays good: a
@@ -137,7 +137,8 @@ Result<json> ParseJson(std::string_view text, std::string_view what, const JsonL
   const char* const begin = text.data();
   const char* seen = begin;
   Builder builder(begin, &seen, what, limits);
-  if (!json::sax_parse(Cursor{begin, &seen}, Cursor{begin + text.size(), nullptr}, &builder)) return builder.status();
+  if (!json::sax_parse(CountingCursor{begin, &seen}, CountingCursor{begin + text.size(), nullptr}, &builder))
+    return builder.status();
   return builder.Take();
 }
 

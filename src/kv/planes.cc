@@ -12,10 +12,6 @@
 namespace livequant {
 namespace {
 
-void Append(std::vector<std::byte>& out, const std::byte* from, int64_t bytes) {
-  out.insert(out.end(), from, from + bytes);
-}
-
 int ClassOf(const CacheSchema& schema, int layer) {
   const std::vector<LayerClass> classes = LayerClasses(schema);
   for (size_t c = 0; c < classes.size(); ++c)
@@ -72,8 +68,8 @@ Result<Planes> ReadPlanes(const KvCache& cache, const Owner::Lease& lease, int l
     const auto exact_rows = [&](int64_t from, int64_t to) {
       const int32_t found = ForRuns(
           view, 0, tensor, kExact, static_cast<int32_t>(from), static_cast<int32_t>(to), [&](const SlotRun& run) {
-            Append(p.exact, view.head_block(tensor, kExact, run.page, head) + run.slot * exact.block.row_bytes,
-                   run.rows * exact.block.row_bytes);
+            AppendBytes(p.exact, view.head_block(tensor, kExact, run.page, head) + run.slot * exact.block.row_bytes,
+                        run.rows * exact.block.row_bytes);
           });
       LQ_CHECK(found == to - from);
     };
@@ -82,12 +78,13 @@ Result<Planes> ReadPlanes(const KvCache& cache, const Owner::Lease& lease, int l
         ForRuns(view, 0, tensor, kCoded, static_cast<int32_t>(p.shape.pinned), static_cast<int32_t>(p.shape.frontier),
                 [&](const SlotRun& run) {
                   const std::byte* block = view.head_block(tensor, kCoded, run.page, head);
-                  Append(p.codes, block + run.slot * coded.block.row_bytes, run.rows * coded.block.row_bytes);
+                  AppendBytes(p.codes, block + run.slot * coded.block.row_bytes, run.rows * coded.block.row_bytes);
                   cut |= run.position % group != 0 && run.position != p.shape.pinned;
                   if (p.shape.owners == 0) return;
                   const int64_t first = run.slot / group, count = (run.slot + run.rows + group - 1) / group - first;
-                  Append(p.scales, block + coded.block.scales_offset + first * each, count * each);
-                  if (p.shape.has_zeros) Append(p.zeros, block + coded.block.zeros_offset + first * each, count * each);
+                  AppendBytes(p.scales, block + coded.block.scales_offset + first * each, count * each);
+                  if (p.shape.has_zeros)
+                    AppendBytes(p.zeros, block + coded.block.zeros_offset + first * each, count * each);
                 });
     LQ_CHECK(found == p.shape.coded_rows());
     exact_rows(p.shape.frontier, p.shape.rows);

@@ -15,10 +15,6 @@ int64_t QparamBytes(const BlockFormat& format) {
 
 bool HasZeros(const BlockFormat& format) { return format.coding.qparams_per_group() == 2; }
 
-void Append(std::vector<std::byte>& out, const std::byte* from, int64_t bytes) {
-  out.insert(out.end(), from, from + bytes);
-}
-
 void AppendInt(std::vector<std::byte>& out, int32_t value) {
   for (int i = 0; i < 4; ++i) out.push_back(static_cast<std::byte>(static_cast<uint32_t>(value) >> (8 * i)));
 }
@@ -59,9 +55,9 @@ void AppendSlots(const BlockFormat& format, const std::byte* block, int slot, in
       AppendInt(out, position);
       AppendInt(out, take);
     }
-    Append(out, block + slot * layout.row_bytes, take * layout.row_bytes);
-    if (each > 0) Append(out, block + layout.scales_offset + owner * each, each);
-    if (each > 0 && HasZeros(format)) Append(out, block + layout.zeros_offset + owner * each, each);
+    AppendBytes(out, block + slot * layout.row_bytes, take * layout.row_bytes);
+    if (each > 0) AppendBytes(out, block + layout.scales_offset + owner * each, each);
+    if (each > 0 && HasZeros(format)) AppendBytes(out, block + layout.zeros_offset + owner * each, each);
     slot += take;
     position += take;
   }

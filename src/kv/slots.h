@@ -13,6 +13,10 @@
 
 namespace livequant {
 
+inline void AppendBytes(std::vector<std::byte>& out, const std::byte* from, int64_t bytes) {
+  out.insert(out.end(), from, from + bytes);
+}
+
 // Consecutive positions that lie in consecutive slots of one page.
 struct SlotRun {
   uint32_t page;

@@ -19,30 +19,30 @@ using nlohmann::json;
 // notes. Any other key outside the architecture's own is refused.
 constexpr std::string_view kNotes[] = {"general.", "tokenizer.", "quantize.", "split."};
 // Keys of the architecture that are read below.
-constexpr std::string_view kRead[] = {"context_length",
-                                      "embedding_length",
-                                      "block_count",
-                                      "feed_forward_length",
-                                      "attention.head_count",
-                                      "attention.head_count_kv",
-                                      "attention.layer_norm_rms_epsilon",
-                                      "attention.key_length",
-                                      "attention.value_length",
-                                      "attention.sliding_window",
-                                      "rope.dimension_count",
-                                      "rope.freq_base",
-                                      "rope.scaling.type",
-                                      "rope.scaling.factor",
-                                      "rope.scaling.original_context_length",
-                                      "rope.scaling.finetuned",
-                                      "rope.scaling.attn_factor",
-                                      "rope.scaling.yarn_beta_fast",
-                                      "rope.scaling.yarn_beta_slow",
-                                      "vocab_size"};
+constexpr std::string_view kReadFields[] = {"context_length",
+                                            "embedding_length",
+                                            "block_count",
+                                            "feed_forward_length",
+                                            "attention.head_count",
+                                            "attention.head_count_kv",
+                                            "attention.layer_norm_rms_epsilon",
+                                            "attention.key_length",
+                                            "attention.value_length",
+                                            "attention.sliding_window",
+                                            "rope.dimension_count",
+                                            "rope.freq_base",
+                                            "rope.scaling.type",
+                                            "rope.scaling.factor",
+                                            "rope.scaling.original_context_length",
+                                            "rope.scaling.finetuned",
+                                            "rope.scaling.attn_factor",
+                                            "rope.scaling.yarn_beta_fast",
+                                            "rope.scaling.yarn_beta_slow",
+                                            "vocab_size"};
 
-class Reader {
+class ConfigReader {
  public:
-  Reader(const Gguf& gguf, std::string_view what) : gguf_(gguf), what_(what) {}
+  ConfigReader(const Gguf& gguf, std::string_view what) : gguf_(gguf), what_(what) {}
 
   Result<std::string> Read() {
     LQ_RETURN_IF_ERROR(ReadArchitecture());
@@ -133,7 +133,7 @@ class Reader {
       if (note) continue;
       if (key.starts_with(architecture_ + ".")) {
         const std::string_view name = std::string_view(key).substr(architecture_.size() + 1);
-        if (std::find(std::begin(kRead), std::end(kRead), name) != std::end(kRead)) continue;
+        if (std::find(std::begin(kReadFields), std::end(kReadFields), name) != std::end(kReadFields)) continue;
         // Values that switch nothing on.
         const uint64_t* n = std::get_if<uint64_t>(&value.value);
         if ((name == "expert_count" || name == "expert_used_count") && n != nullptr && *n == 0) continue;
@@ -325,6 +325,6 @@ class Reader {
 
 }  // namespace
 
-Result<std::string> GgufConfigJson(const Gguf& gguf, std::string_view what) { return Reader(gguf, what).Read(); }
+Result<std::string> GgufConfigJson(const Gguf& gguf, std::string_view what) { return ConfigReader(gguf, what).Read(); }
 
 }  // namespace livequant

@@ -103,9 +103,9 @@ Status CheckLlamaWeights(const LlamaConfig& c, const WeightSource& source) {
 
 namespace {
 
-class Reader {
+class WeightsReader {
  public:
-  Reader(const LlamaConfig& config, const WeightSource& source) : c_(config), source_(source) {}
+  WeightsReader(const LlamaConfig& config, const WeightSource& source) : c_(config), source_(source) {}
 
   Result<LlamaWeights> Read() {
     LQ_RETURN_IF_ERROR(CheckLlamaWeights(c_, source_));
@@ -213,7 +213,7 @@ class Reader {
 }  // namespace
 
 Result<LlamaWeights> ReadLlamaWeights(const LlamaConfig& config, const WeightSource& source) {
-  return Reader(config, source).Read();
+  return WeightsReader(config, source).Read();
 }
 
 void WidenValues(DType dtype, const std::byte* values, int64_t count, float* out) {

@@ -8,12 +8,12 @@
 #include <functional>
 #include <numeric>
 
+#include "base/seconds.h"
+
 namespace livequant {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
 int64_t MostRows(const BatchRequest& r) { return static_cast<int64_t>(r.prompt.size()) + r.max_new_tokens; }
 

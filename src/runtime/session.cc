@@ -7,14 +7,9 @@
 #include <chrono>
 #include <optional>
 
+#include "base/seconds.h"
+
 namespace livequant {
-namespace {
-
-double SecondsSince(std::chrono::steady_clock::time_point start) {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
-}  // namespace
 
 int64_t PrefillStepRows(int read_step, int64_t prefill_chunk, int64_t prompt_rows) {
   LQ_CHECK(read_step >= 1 && prefill_chunk >= 1 && prompt_rows >= 1);

@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 // What tokenizer.ggml.pre stands for.
-struct PreTokenizer {
+struct NamedPreTokenizer {
   std::string_view names[6];
   std::string_view pattern;  // of a Split, Isolated, before ByteLevel
   bool nfc;                  // the normalizer of the original tokenizer.json
@@ -24,7 +24,7 @@ struct PreTokenizer {
   bool adds_bos;  // where the file does not say
 };
 constexpr std::string_view kContractions = "(?i:'s|'t|'re|'ve|'m|'ll|'d)";
-constexpr PreTokenizer kPreTokenizers[] = {
+constexpr NamedPreTokenizer kPreTokenizers[] = {
     {{"gpt-2", "gpt2"},
      "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
      false,
@@ -59,7 +59,7 @@ class Reader {
       return Bad(Code::kUnsupported, "tokenizer.ggml.model",
                  fmt::format("is {}; only gpt2 (byte-level BPE) is read", Excerpt(model)));
     LQ_ASSIGN_OR_RETURN(const std::string_view pre, String("tokenizer.ggml.pre"));
-    for (const PreTokenizer& p : kPreTokenizers)
+    for (const NamedPreTokenizer& p : kPreTokenizers)
       if (std::find(std::begin(p.names), std::end(p.names), pre) != std::end(p.names)) pre_ = &p;
     if (pre_ == nullptr || pre.empty())
       return Bad(Code::kUnsupported, "tokenizer.ggml.pre",
@@ -220,7 +220,7 @@ class Reader {
 
   const Gguf& gguf_;
   std::string_view what_;
-  const PreTokenizer* pre_ = nullptr;
+  const NamedPreTokenizer* pre_ = nullptr;
   const GgufArray* tokens_ = nullptr;
   json vocab_, added_, merges_, processor_;
 };

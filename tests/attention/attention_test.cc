@@ -50,7 +50,7 @@ TEST(Attention, EveryResidueOfPageAndGroup) {
 // Random steps: batches, drafts, chunks, scars, rows coded ahead, windows, pinned rows, contracts, pre-RoPE keys.
 TEST(Attention, GenericMatchesTheReferenceOnRandomSteps) {
   int mixed_tiles = 0, scars = 0, windows = 0;
-  ForAll(Effort(300, 4), [&](Rng& rng) {
+  ForAll(Effort(300, 8), [&](Rng& rng) {
     const int dim = rng.Pick({32, 64, 80, 6});
     std::vector<TestFormat> formats = TestFormats(dim == 6 ? 32 : dim);
     if (dim == 6) formats.resize(3);  // any head size: native codings have no group to divide it
@@ -90,9 +90,9 @@ TEST(Attention, GenericMatchesTheReferenceOnRandomSteps) {
       mixed_tiles += by_group && cache.view().seq[i].staged[kV] % 128 != 0;
     CheckAgainstReference(cache, static_cast<int>(rng.Range(1, 3)));
   });
-  EXPECT_GT(mixed_tiles, Effort(20, 4));
-  EXPECT_GT(scars, Effort(50, 4));
-  EXPECT_GT(windows, Effort(50, 4));
+  EXPECT_GT(mixed_tiles, Effort(20, 8));
+  EXPECT_GT(scars, Effort(50, 8));
+  EXPECT_GT(windows, Effort(50, 8));
 }
 
 // P6: leaves and nodes merged are the joint softmax: histories of more than a node, first leaves hidden from some
@@ -125,7 +125,7 @@ TEST(Attention, SegmentedMergeIsTheJointSoftmaxInDouble) {
     const double m = std::max(a.m, b.m), wa = std::exp(a.m - m), wb = std::exp(b.m - m);
     return State{m, a.l * wa + b.l * wb, a.o * wa + b.o * wb};
   };
-  ForAll(Effort(500, 4), [&](Rng& rng) {
+  ForAll(Effort(500, 8), [&](Rng& rng) {
     State joint, folded;
     std::vector<std::pair<double, double>> all;
     for (int64_t segments = rng.Range(1, 9); segments > 0; --segments) {

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -32,8 +33,6 @@ class FileTest : public ::testing::Test {
   int64_t Files() const { return std::distance(fs::directory_iterator(root_), fs::directory_iterator()); }
   std::string root_;
 };
-
-std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
 TEST_F(FileTest, WhatIsWrittenIsRead) {
   ForAll(20, [&](Rng& rng) {

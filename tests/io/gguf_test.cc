@@ -8,6 +8,7 @@
 
 #include "support/gguf_builder.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -17,7 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using B = GgufBuilder;
 
-std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 Result<Gguf> Parse(const std::string& file) { return Gguf::Parse(Bytes(file), "m.gguf"); }
 
 B Good() {

@@ -10,6 +10,7 @@
 
 #include "io/json.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -18,8 +19,6 @@ namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-std::span<const std::byte> Bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
 std::string File(std::string_view header, std::string_view data, uint64_t length) {
   std::string file(8, '\0');

@@ -12,6 +12,7 @@
 
 #include "kernels/for_each_isa.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -59,12 +60,6 @@ PackedMatrix Packed(const Weights& w) {
   auto packed = PackedMatrix::Pack(w.dtype, w.stored.data(), w.n, w.k);
   LQ_CHECK(packed.ok());
   return *std::move(packed);
-}
-
-std::vector<float> Normals(Rng& rng, int64_t count) {
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = static_cast<float>(rng.Normal());
-  return x;
 }
 
 // The definition of y[m][n].

@@ -13,6 +13,7 @@
 #include "kernels/for_each_isa.h"
 #include "kernels/matmul.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -20,12 +21,6 @@ namespace {
 constexpr double kUlp = 0x1p-24;  // half an ulp of 1.0f: one rounding
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-std::vector<float> Normals(Rng& rng, int64_t count, double size = 1) {
-  std::vector<float> x(static_cast<size_t>(count));
-  for (float& v : x) v = static_cast<float>(rng.Normal() * size);
-  return x;
-}
 
 std::vector<uint32_t> Bits(const std::vector<float>& x) {
   std::vector<uint32_t> bits(x.size());

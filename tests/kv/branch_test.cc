@@ -12,7 +12,7 @@ namespace {
 class BranchTest : public ::testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Cases, BranchTest, ::testing::ValuesIn(CaseNames()), CaseTestName);
 
-constexpr int kRows = 437;
+constexpr int kBranchRows = 437;
 
 // A sequence in the cache beside the oracle's idea of it. Each append takes a stream of its own, so no two writes are
 // alike.
@@ -38,7 +38,7 @@ TEST_P(BranchTest, TruncateLeavesNoStaleRow) {
   const CacheSchema schema = CaseSchema(GetParam(), 2, 1, 32);
   Harness h(schema, {.sequences = 3});
   Pair whole{h.Open(), Shadow(schema)};
-  Append(h, whole, 1, kRows, 200, false);
+  Append(h, whole, 1, kBranchRows, 200, false);
   ExpectThreeClosures(h);
   const std::vector<std::byte> untouched = h.State(whole.seq);
   uint64_t stream = 100;

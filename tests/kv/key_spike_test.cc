@@ -50,17 +50,17 @@ TEST(FindKeySpike, EdgesOfTheRatio) {
   EXPECT_TRUE(FindKeySpike(std::vector<float>{0, 0, 1e-45f}, 0)) << "a median of 0";
 }
 
-constexpr int kLayers = 3, kHeads = 2, kDim = 64, kRows = 40;
+constexpr int kLayers = 3, kHeads = 2, kDim = 64, kSpikeRows = 40;
 
 // K of every row and layer: magnitudes in [1, 2], then what `plant` changes; V the same with spikes everywhere.
 std::optional<KeySpike> SpikeOf(const CacheSchema& schema, int chunk, int threads,
                                 const std::vector<KeySpike>& plants) {
-  auto cache = KvCache::Open(schema, {.max_len = kRows, .max_step_rows = kRows, .max_q_heads = kHeads});
+  auto cache = KvCache::Open(schema, {.max_len = kSpikeRows, .max_step_rows = kSpikeRows, .max_q_heads = kHeads});
   EXPECT_TRUE(cache.ok()) << cache.status().ToString();
   const SeqId seq = *(*cache)->owner().Open();
   ThreadPool pool(threads);
-  for (int64_t at = 0; at < kRows; at += chunk) {
-    const int n = static_cast<int>(std::min<int64_t>(chunk, kRows - at));
+  for (int64_t at = 0; at < kSpikeRows; at += chunk) {
+    const int n = static_cast<int>(std::min<int64_t>(chunk, kSpikeRows - at));
     const AppendRequest request{.seq = seq, .rows = n};
     auto step = (*cache)->Begin({&request, 1});
     EXPECT_TRUE(step.ok()) << step.status().ToString();
@@ -95,7 +95,7 @@ TEST(KeySpikes, ThePlantedOneIsFoundWhateverTheCutsAndThreads) {
     const bool per_token = schema->layers[0].k.axis == ScaleAxis::kRow;
     EXPECT_EQ(per_token, name.starts_with("int") || name.starts_with("qserve"));
     EXPECT_FALSE(SpikeOf(*schema, 7, 2, {}).has_value()) << "nothing planted";
-    for (const auto& [chunk, threads] : {std::pair(1, 1), {7, 2}, {kRows, 2}}) {
+    for (const auto& [chunk, threads] : {std::pair(1, 1), {7, 2}, {kSpikeRows, 2}}) {
       const auto spike = SpikeOf(*schema, chunk, threads, plants);
       ASSERT_EQ(spike.has_value(), per_token);
       if (!per_token) continue;

@@ -13,6 +13,8 @@
 #include "base/rng.h"
 #include "model/llama.h"
 #include "model/logits.h"
+#include "model/model_bench.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -41,68 +43,11 @@ std::shared_ptr<const Llama> LoadGolden(const std::string& name) {
   return model.ok() ? *model : nullptr;
 }
 
-CacheSchema NativeSchema(const LlamaConfig& c, DType dtype) {
-  CacheSchema schema;
-  for (int l = 0; l < c.num_hidden_layers; ++l) {
-    LayerSchema& layer = schema.layers.emplace_back();
-    layer.num_kv_heads = c.num_key_value_heads;
-    layer.head_dim = c.head_dim;
-    layer.window = c.shape().window(l);
-    layer.k = layer.v = {.dtype = dtype, .bits = 8 * DTypeBytes(dtype)};
-    layer.exact_dtype = dtype;
-  }
-  schema.rope = c.rope;
-  return schema;
-}
-
-// A model with a cache of its own.
-struct Bench {
-  std::shared_ptr<const Llama> model;
-  std::unique_ptr<KvCache> cache;
-  std::unique_ptr<Llama::Workspace> workspace;
-  ThreadPool pool{1};
-
-  Bench(std::shared_ptr<const Llama> m, DType dtype, int sequences, int64_t max_len, int max_rows)
-      : model(std::move(m)) {
-    auto opened =
-        KvCache::Open(NativeSchema(model->config(), dtype), {.max_sequences = sequences,
-                                                             .max_len = max_len,
-                                                             .max_step_rows = max_rows,
-                                                             .max_q_heads = model->config().num_attention_heads});
-    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    cache = *std::move(opened);
-    workspace = model->NewWorkspace(max_rows, max_rows);
-  }
-  int64_t vocab() const { return model->config().vocab_size; }
-  // Logits of every row of one published step.
-  std::vector<float> Step(std::span<const SequenceTokens> batch) {
-    int64_t rows = 0;
-    for (const SequenceTokens& s : batch) rows += static_cast<int64_t>(s.tokens.size());
-    std::vector<float> logits(static_cast<size_t>(rows * vocab()));
-    const Status s = model->Step(batch, *cache, *workspace, MatrixView<float>(logits.data(), rows, vocab()), pool);
-    EXPECT_TRUE(s.ok()) << s.ToString();
-    return logits;
-  }
-  std::vector<float> Step(SeqId seq, std::span<const int32_t> tokens) {
-    const SequenceTokens part{.seq = seq, .tokens = tokens, .all_logits = true};
-    return Step({&part, 1});
-  }
-};
-
-bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
-std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(0, vocab - 1)));
-  return ids;
-}
-
 TEST(Goldens, LogitsAndGreedyTokensAreThoseOfTransformers) {
   const std::vector<std::string> names = GoldenNames();
   ASSERT_EQ(names.size(), 22u);
   double worst = 0;
+  ThreadPool pool(1);
   for (const std::string& name : names) {
     const json golden = ReadGolden(name);
     const auto model = LoadGolden(name);
@@ -114,9 +59,9 @@ TEST(Goldens, LogitsAndGreedyTokensAreThoseOfTransformers) {
     for (const DType dtype : {DType::kF32, DType::kF16}) {
       SCOPED_TRACE(name + " " + DTypeName(dtype));
       const int64_t n = static_cast<int64_t>(prompt.size()), total = n + static_cast<int64_t>(greedy.size());
-      Bench bench(model, dtype, 1, total, static_cast<int>(n));
-      const SeqId seq = *bench.cache->owner().Open();
-      std::vector<float> logits = bench.Step(seq, prompt);
+      ModelBench bench(model, NativeSchema(model->config(), dtype), 1, total, static_cast<int>(n));
+      const SeqId seq = bench.Open();
+      std::vector<float> logits = bench.Step(seq, prompt, pool);
       for (size_t i = 0; i < positions.size(); ++i) {
         const auto want = golden["logits"][DTypeName(dtype)][i].get<std::vector<double>>();
         ASSERT_EQ(static_cast<int64_t>(want.size()), bench.vocab());
@@ -131,7 +76,7 @@ TEST(Goldens, LogitsAndGreedyTokensAreThoseOfTransformers) {
       while (true) {
         got.push_back(MostProbable(last));
         if (got.size() == greedy.size()) break;
-        logits = bench.Step(seq, std::span(got).last(1));
+        logits = bench.Step(seq, std::span(got).last(1), pool);
         last = logits;
       }
       EXPECT_EQ(got, greedy);
@@ -179,6 +124,7 @@ TEST(Goldens, ConfigsSayWhatTheyAreThereFor) {
 
 // Past the window too, where the cache has dropped what nobody sees.
 TEST(Goldens, CutsOfAPromptChangeNoBit) {
+  ThreadPool pool(1);
   for (const char* name : {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "qwen3_yarn"}) {
     SCOPED_TRACE(name);
     const auto model = LoadGolden(name);
@@ -188,13 +134,13 @@ TEST(Goldens, CutsOfAPromptChangeNoBit) {
     const std::vector<int32_t> ids = RandomTokens(rng, most, model->config().vocab_size);
     std::vector<float> whole;
     for (const int64_t chunk : {most, int64_t{1}, int64_t{7}, int64_t{33}}) {
-      Bench bench(model, DType::kF16, 1, most, static_cast<int>(chunk));
-      const SeqId seq = *bench.cache->owner().Open();
+      ModelBench bench(model, NativeSchema(model->config(), DType::kF16), 1, most, static_cast<int>(chunk));
+      const SeqId seq = bench.Open();
       std::vector<float> all;
       for (int64_t at = 0; at < most; at += chunk) {
         const int64_t n = std::min(chunk, most - at);
         const std::vector<float> part =
-            bench.Step(seq, std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(n)));
+            bench.Step(seq, std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(n)), pool);
         all.insert(all.end(), part.begin(), part.end());
       }
       if (whole.empty()) whole = all;
@@ -204,6 +150,7 @@ TEST(Goldens, CutsOfAPromptChangeNoBit) {
 }
 
 TEST(Goldens, ABatchOfUnequalSequencesIsEachSequenceAlone) {
+  ThreadPool pool(1);
   for (const char* name : {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "llama_gqa7", "llama_d100"}) {
     SCOPED_TRACE(name);
     const auto model = LoadGolden(name);
@@ -212,31 +159,32 @@ TEST(Goldens, ABatchOfUnequalSequencesIsEachSequenceAlone) {
     const int64_t lengths[] = {57, 3, 140};
     std::vector<std::vector<int32_t>> ids;
     for (const int64_t n : lengths) ids.push_back(RandomTokens(rng, n + 2, model->config().vocab_size));
-    Bench together(model, DType::kF32, 3, 150, 200);
+    ModelBench together(model, NativeSchema(model->config(), DType::kF32), 3, 150, 200);
     std::vector<SequenceTokens> batch;
     for (size_t i = 0; i < 3; ++i)
-      batch.push_back({.seq = *together.cache->owner().Open(),
+      batch.push_back({.seq = together.Open(),
                        .tokens = std::span(ids[i]).first(static_cast<size_t>(lengths[i])),
                        .all_logits = true});
-    std::vector<std::vector<float>> steps = {together.Step(batch)};
+    std::vector<std::vector<float>> steps = {together.Step(batch, pool)};
     for (int more = 0; more < 2; ++more) {
       for (size_t i = 0; i < 3; ++i)
         batch[i].tokens = std::span(ids[i]).subspan(static_cast<size_t>(lengths[i] + more), 1);
-      steps.push_back(together.Step(batch));
+      steps.push_back(together.Step(batch, pool));
     }
     int64_t row = 0;
     for (size_t i = 0; i < 3; ++i) {
-      Bench alone(model, DType::kF32, 1, 150, 200);
-      const SeqId seq = *alone.cache->owner().Open();
+      ModelBench alone(model, NativeSchema(model->config(), DType::kF32), 1, 150, 200);
+      const SeqId seq = alone.Open();
       const auto rows_of = [&](int step, int64_t first, int64_t count) {
         return std::span<const float>(steps[static_cast<size_t>(step)])
             .subspan(static_cast<size_t>(first * alone.vocab()), static_cast<size_t>(count * alone.vocab()));
       };
-      EXPECT_TRUE(SameBits(alone.Step(seq, std::span(ids[i]).first(static_cast<size_t>(lengths[i]))),
+      EXPECT_TRUE(SameBits(alone.Step(seq, std::span(ids[i]).first(static_cast<size_t>(lengths[i])), pool),
                            rows_of(0, row, lengths[i])));
       for (int more = 0; more < 2; ++more)
-        EXPECT_TRUE(SameBits(alone.Step(seq, std::span(ids[i]).subspan(static_cast<size_t>(lengths[i] + more), 1)),
-                             rows_of(more + 1, static_cast<int64_t>(i), 1)));
+        EXPECT_TRUE(
+            SameBits(alone.Step(seq, std::span(ids[i]).subspan(static_cast<size_t>(lengths[i] + more), 1), pool),
+                     rows_of(more + 1, static_cast<int64_t>(i), 1)));
       row += lengths[i];
     }
   }

@@ -13,8 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "model/logits.h"
+#include "model/model_bench.h"
 #include "model/tiny_llama.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -23,63 +25,10 @@ using ::testing::HasSubstr;
 
 const char* kModelDir = LIVEQUANT_SOURCE_DIR "/models/books-7m";
 
-std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(0, vocab - 1)));
-  return ids;
-}
-
-// A model with a cache of its own.
-struct Bench {
-  std::shared_ptr<const Llama> model;
-  std::unique_ptr<KvCache> cache;
-  std::unique_ptr<Llama::Workspace> workspace;
-
-  Bench(std::shared_ptr<const Llama> m, const CacheSchema& schema, int sequences, int64_t max_len, int max_rows)
-      : model(std::move(m)) {
-    auto opened = KvCache::Open(schema, {.max_sequences = sequences,
-                                         .max_len = max_len,
-                                         .max_step_rows = max_rows,
-                                         .max_q_heads = model->config().num_attention_heads});
-    EXPECT_TRUE(opened.ok()) << opened.status().ToString();
-    cache = *std::move(opened);
-    workspace = model->NewWorkspace(max_rows, max_rows);
-  }
-  SeqId Open() {
-    auto seq = cache->owner().Open();
-    EXPECT_TRUE(seq.ok()) << seq.status().ToString();
-    return *seq;
-  }
-  int64_t vocab() const { return model->config().vocab_size; }
-
-  // Logits of all rows of one published step over one sequence.
-  std::vector<float> Step(SeqId seq, std::span<const int32_t> tokens, ThreadPool& pool) {
-    std::vector<float> logits(tokens.size() * static_cast<size_t>(vocab()));
-    const SequenceTokens part{.seq = seq, .tokens = tokens, .all_logits = true};
-    const Status s = model->Step({&part, 1}, *cache, *workspace,
-                                 MatrixView<float>(logits.data(), static_cast<int64_t>(tokens.size()), vocab()), pool);
-    EXPECT_TRUE(s.ok()) << s.ToString();
-    return logits;
-  }
-};
-
-bool SameBits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
-}
-
 std::shared_ptr<const Llama> MustLoad(const std::filesystem::path& directory) {
   auto model = Llama::Load(directory.string());
   EXPECT_TRUE(model.ok()) << model.status().ToString();
   return *model;
-}
-
-CacheSchema F32SchemaOf(const LlamaConfig& c) {
-  TinyLlama shape{.layers = c.num_hidden_layers,
-                  .heads = c.num_attention_heads,
-                  .kv_heads = c.num_key_value_heads,
-                  .head_dim = c.head_dim,
-                  .theta = c.rope.theta};
-  return shape.F32Schema();
 }
 
 TEST(Llama, MatchesANaiveDoubleLlamaForEveryShapeAndWeightType) {
@@ -110,7 +59,7 @@ TEST(Llama, MatchesANaiveDoubleLlamaForEveryShapeAndWeightType) {
     int64_t parameters = 0;
     for (const auto& [name, t] : tiny.tensors) parameters += static_cast<int64_t>(t.values.size());
     EXPECT_EQ(model->parameters(), parameters);
-    Bench bench(model, tiny.F32Schema(), 1, 300, 300);
+    ModelBench bench(model, tiny.F32Schema(), 1, 300, 300);
     ThreadPool pool(1);
     const std::vector<int32_t> ids = RandomTokens(rng, 70, tiny.vocab);
     const std::vector<float> got = bench.Step(bench.Open(), ids, pool);
@@ -135,7 +84,7 @@ TEST(Llama, WeightTypesMayDifferInsideOneProjection) {
     if (i == 1) tiny.tensors["model.layers.0.self_attn.k_proj.weight"].dtype = "F32";  // the same values, stored wider
     const TempDir dir;
     tiny.Write(dir.path());
-    Bench bench(MustLoad(dir.path()), tiny.F32Schema(), 1, 64, 64);
+    ModelBench bench(MustLoad(dir.path()), tiny.F32Schema(), 1, 64, 64);
     ThreadPool pool(1);
     logits[i] = bench.Step(bench.Open(), ids, pool);
   }
@@ -159,7 +108,7 @@ TEST(Llama, EmbeddedModelMatchesItsReferenceLogits) {
   EXPECT_EQ(model->weight_bytes(), 2 * 6951168);  // tied: the table is read once, as head
   EXPECT_EQ(model->digest().size(), 64u);
   const LlamaConfig& c = model->config();
-  Bench bench(model, F32SchemaOf(c), 1, 128, 64);
+  ModelBench bench(model, NativeSchema(c, DType::kF32), 1, 128, 64);
   ThreadPool pool(2);
   std::vector<float> logits(static_cast<size_t>(c.vocab_size)),
       residuals(static_cast<size_t>(c.num_hidden_layers * c.hidden_size));
@@ -203,7 +152,7 @@ TEST(Llama, EmbeddedModelMatchesItsReferenceLogits) {
 
 TEST(Llama, EmbeddedModelWritesItsReferenceTokens) {
   const Golden golden;
-  Bench bench(MustLoad(kModelDir), F32SchemaOf(MustLoad(kModelDir)->config()), 1, 128, 64);
+  ModelBench bench(MustLoad(kModelDir), NativeSchema(MustLoad(kModelDir)->config(), DType::kF32), 1, 128, 64);
   ThreadPool pool(2);
   const SeqId seq = bench.Open();
   std::vector<float> logits = bench.Step(seq, golden.prompt, pool);
@@ -226,7 +175,8 @@ TEST(Llama, ABatchOfUnequalSequencesIsItsSequences) {
     tiny.Write(dir.path());
     const auto model = MustLoad(dir.path());
     const int sequences = static_cast<int>(rng.Range(2, 5));
-    Bench alone(model, tiny.F32Schema(), sequences, 400, 400), together(model, tiny.F32Schema(), sequences, 400, 400);
+    ModelBench alone(model, tiny.F32Schema(), sequences, 400, 400),
+        together(model, tiny.F32Schema(), sequences, 400, 400);
     ThreadPool one(1), three(3);
     std::vector<SeqId> seq_alone, seq_together;
     for (int s = 0; s < sequences; ++s) {
@@ -265,7 +215,7 @@ TEST(Llama, DraftRowsHaveTheLogitsOfSingleSteps) {
   const TempDir dir;
   tiny.Write(dir.path());
   const auto model = MustLoad(dir.path());
-  Bench bench(model, tiny.F32Schema(), 2, 200, 64);
+  ModelBench bench(model, tiny.F32Schema(), 2, 200, 64);
   ThreadPool pool(1);
   const std::vector<int32_t> prompt = RandomTokens(rng, 37, tiny.vocab), draft = RandomTokens(rng, 6, tiny.vocab);
   const SeqId plain = bench.Open(), drafted = bench.Open();
@@ -386,7 +336,7 @@ TEST_F(Refusals, ABadStepChangesNothing) {
   const TempDir dir;
   tiny_.Write(dir.path());
   const auto model = MustLoad(dir.path());
-  Bench bench(model, tiny_.F32Schema(), 2, 64, 32);
+  ModelBench bench(model, tiny_.F32Schema(), 2, 64, 32);
   ThreadPool pool(1);
   const SeqId seq = bench.Open();
   const std::vector<int32_t> good = {7, 8, 9};

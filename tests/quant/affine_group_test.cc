@@ -8,7 +8,7 @@
 namespace livequant {
 namespace {
 
-struct Case {
+struct AffineCase {
   std::vector<float> x;
   int bits;
   int min_bits, scale_bits;
@@ -17,7 +17,7 @@ struct Case {
 };
 
 TEST(AffineGroup, PublishedGroups) {
-  const Case cases[] = {
+  const AffineCase cases[] = {
       {{-1, .2f, .9f, 2}, 2, 0xBC00, 0x3C00, {0, 1, 2, 3}, {-1, 0, 1, 2}},
       {{-1, .2f, .9f, 2}, 4, 0xBC00, 0x3266, {0, 6, 10, 15}, {-1, .19970703125f, .99951171875f, 1.999267578125f}},
       {{1, 2, 1.4f, 1.6f}, 2, 0x3C00, 0x3555, {0, 3, 1, 2}, {1, 1.999755859375f, 1.333251953125f, 1.66650390625f}},
@@ -44,7 +44,7 @@ TEST(AffineGroup, PublishedGroups) {
        {3, 0, 3, 2},
        {.150146484375f, -.199951171875f, .150146484375f, .033447265625f}},
   };
-  for (const Case& c : cases) {
+  for (const AffineCase& c : cases) {
     const AffineSpec spec{.bits = c.bits};
     AffineParams p;
     ASSERT_EQ(FitAffine(spec, AsGroup(c.x), &p), FitFault::kNone);

@@ -8,7 +8,7 @@
 namespace livequant {
 namespace {
 
-struct Case {
+struct QserveCase {
   std::vector<float> x;
   int bits;
   int scale_bits, zero_bits;
@@ -24,7 +24,7 @@ std::vector<int> Codes(const QserveSpec& spec, const std::vector<float>& x, cons
 
 TEST(QserveHead, PublishedRows) {
   const std::vector<int> a = {0, 15, 8, 4};
-  const Case cases[] = {
+  const QserveCase cases[] = {
       {{1, 2, 1.5f, 1.25f}, 4, 0x2C44, 0xCB80, a, a, {1, 2, 1.533203125f, 1.2666015625f}},
       {{-1, .5f, 2, 0},
        4,
@@ -47,7 +47,7 @@ TEST(QserveHead, PublishedRows) {
       {{1, 2, 1.5f, 1.25f}, 8, 0x1C04, 0xDBF8, {0, 255, 128, 64}, {0, 255, 128, 64}, {}},
       {{-1, .5f, 2, 0}, 8, 0x2206, 0x5550, {0, 128, 255, 85}, {0, 128, 255, 85}, {}},
   };
-  for (const Case& c : cases) {
+  for (const QserveCase& c : cases) {
     std::vector<float> x = c.x;
     for (float& v : x) v = static_cast<float>(RoundToF16(v));  // the upstream row is FP16
     const QserveSpec safe{.bits = c.bits}, compat{.bits = c.bits, .wrap = true};

@@ -65,7 +65,7 @@ TEST(Batch, OfEightEqualsEightSingleRunsForEveryPreset) {
   std::vector<BatchRequest> requests = RandomRequests(rng, 8, 150, 12, 4096);
   requests[3].prompt = RandomTokens(rng, 180, 4096, 3);  // past the first closure of every preset
   requests[3].max_new_tokens = 16;
-  for (const std::string& name : PresetNames()) {
+  for (const std::string& name : PresetsToTry()) {
     SCOPED_TRACE(name);
     const CacheSchema schema = SchemaOf(**model, name);
     const auto run = RunBatch(*model, schema, requests, {.max_num_seqs = 8, .prefill_chunk = 100}, pool);

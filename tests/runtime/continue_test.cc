@@ -35,7 +35,7 @@ class ContinueTest : public ::testing::Test {
 TEST_F(ContinueTest, TheNextTurnPrefillsWhatIsNewAndEqualsAFreshRunForEveryPreset) {
   Rng rng(2);
   const GenerateParams params{.max_new_tokens = 20, .ignore_eos = true};
-  for (const std::string& name : PresetNames()) {
+  for (const std::string& name : PresetsToTry()) {
     SCOPED_TRACE(name);
     const auto session = Open(name), fresh = Open(name);
     std::vector<int32_t> history;

@@ -12,6 +12,8 @@
 #include "model/llama.h"
 #include "model/tiny_llama.h"
 #include "schema/schema.h"
+#include "support/effort.h"
+#include "support/values.h"
 
 namespace livequant {
 
@@ -35,11 +37,10 @@ inline CacheSchema SchemaOf(const Llama& model, const std::string& name, int rea
   return *schema;
 }
 
-// `count` ids in [lowest, vocab).
-inline std::vector<int32_t> RandomTokens(Rng& rng, int64_t count, int64_t vocab, int64_t lowest = 0) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(static_cast<int32_t>(rng.Range(lowest, vocab - 1)));
-  return ids;
+// Every preset; under a sanitizer one of each kind of storage.
+inline std::vector<std::string> PresetsToTry() {
+  if (kInstrumented) return {"f16", "fp8_e4m3", "int4", "kivi2", "qserve8"};
+  return PresetNames();
 }
 
 }  // namespace livequant

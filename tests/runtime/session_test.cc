@@ -13,6 +13,7 @@
 #include "runtime/model_bundle.h"
 #include "runtime/runtime_support.h"
 #include "support/property.h"
+#include "support/values.h"
 
 namespace livequant {
 namespace {
@@ -62,10 +63,6 @@ Replay RunCut(const Llama& model, const CacheSchema& schema, const std::vector<i
   return out;
 }
 
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
 TEST(Cuts, FollowTheContract) {
   EXPECT_EQ(PrefillStepRows(kStepwise, 512, 2000), 512);
   EXPECT_EQ(PrefillStepRows(kStepwise, 512, 100), 100);
@@ -86,7 +83,7 @@ TEST(Cuts, ChangeNoBitUnderStepwiseForAnyPreset) {
   const std::vector<int32_t> prompt = RandomTokens(rng, 4 * kR + 45, tiny.vocab),
                              more = RandomTokens(rng, 40, tiny.vocab);
   ThreadPool one(1), two(2);
-  for (const std::string& name : PresetNames()) {
+  for (const std::string& name : PresetsToTry()) {
     SCOPED_TRACE(name);
     const CacheSchema schema = SchemaOf(*model, name);
     const Replay whole = RunCut(*model, schema, prompt, more, 1 << 20, one);

@@ -25,7 +25,7 @@ const json& Goldens() {
   return goldens;
 }
 
-Tokenizer Made(const json& file) {
+Tokenizer Parsed(const json& file) {
   Result<Tokenizer> tokenizer = Tokenizer::Parse(file.dump());
   EXPECT_TRUE(tokenizer.ok()) << tokenizer.status().ToString();
   return *std::move(tokenizer);
@@ -45,7 +45,7 @@ std::string Streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids
 TEST(TokenizerKinds, IdsAndTextsAreTheReferences) {
   ASSERT_EQ(Goldens().size(), 14u);
   for (const auto& [name, golden] : Goldens().items()) {
-    const Tokenizer tokenizer = Made(golden["json"]);
+    const Tokenizer tokenizer = Parsed(golden["json"]);
     ASSERT_EQ(golden["cases"].size(), 30u);
     for (const json& c : golden["cases"]) {
       const std::string text = c["text"];
@@ -73,7 +73,7 @@ TEST(TokenizerKinds, IdsAndTextsAreTheReferences) {
 // Any ids at all: streaming gives Decode's text, whole characters at a time.
 TEST(TokenizerKinds, StreamingIsDecode) {
   for (const auto& [name, golden] : Goldens().items()) {
-    const Tokenizer tokenizer = Made(golden["json"]);
+    const Tokenizer tokenizer = Parsed(golden["json"]);
     ForAll(200, [&](Rng& rng) {
       std::vector<int32_t> ids;
       for (int64_t n = rng.Range(0, 20); n > 0; --n) {
@@ -86,7 +86,7 @@ TEST(TokenizerKinds, StreamingIsDecode) {
 }
 
 TEST(TokenizerKinds, ALeadingSpaceIsStrippedOnceAndOnlyAtTheStart) {
-  const Tokenizer tokenizer = Made(Goldens()["llama_legacy"]["json"]);
+  const Tokenizer tokenizer = Parsed(Goldens()["llama_legacy"]["json"]);
   const std::vector<int32_t> ids = *tokenizer.Encode("  ab ab", false);
   EXPECT_EQ(*tokenizer.Decode(ids), "  ab ab");
   StreamingDetokenizer stream(tokenizer);
@@ -100,7 +100,7 @@ TEST(TokenizerKinds, ALeadingSpaceIsStrippedOnceAndOnlyAtTheStart) {
 }
 
 TEST(TokenizerKinds, BytesOfOneCharacterWaitForEachOther) {
-  const Tokenizer tokenizer = Made(Goldens()["llama_legacy"]["json"]);
+  const Tokenizer tokenizer = Parsed(Goldens()["llama_legacy"]["json"]);
   StreamingDetokenizer stream(tokenizer);
   EXPECT_EQ(*stream.Push(3 + 0xF0), "");
   EXPECT_EQ(*stream.Push(3 + 0x9F), "");
@@ -114,7 +114,7 @@ TEST(TokenizerKinds, BytesOfOneCharacterWaitForEachOther) {
 
 TEST(TokenizerKinds, LongTextsWithoutABoundary) {
   for (const char* name : {"llama_legacy", "gemma", "t5", "unigram_bytes", "next_inverted"}) {
-    const Tokenizer tokenizer = Made(Goldens()[name]["json"]);
+    const Tokenizer tokenizer = Parsed(Goldens()[name]["json"]);
     for (const char* unit : {"a", "ab", " ", "q", "\xCC\x81\xCC\xA3", "\xE4\xB8\xAD"}) {
       std::string text;
       while (text.size() < (256 << 10)) text += unit;

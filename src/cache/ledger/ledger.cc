@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/int_math.h"
 #include "schema/policy.h"
 
 namespace livequant {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Aligned ranges of `size` that hold a row of [from, to).
 constexpr int64_t RangesTouched(int64_t from, int64_t to, int64_t size) {

@@ -4,12 +4,11 @@
 #include <limits>
 #include <numeric>
 
+#include "base/int_math.h"
 #include "cache/ledger/ledger.h"
 
 namespace livequant {
 namespace {
-
-constexpr int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The exact pages of one sequence, once its closures have begun, at whatever length.
 class ExactPlane {

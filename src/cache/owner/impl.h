@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "base/int_math.h"
 #include "cache/owner/owner.h"
 #include "cache/owner/tables.h"
 
@@ -21,7 +22,6 @@ inline constexpr int kSlotBits = 16;  // of a TxnId: the rest is a serial number
 
 inline std::string Text(int64_t value) { return std::to_string(value); }
 inline int32_t AlignDown(int32_t value, int32_t to) { return value / to * to; }
-inline int64_t CeilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
 // Sequence slot of an id; ids of one slot differ by the number of slots.
 inline int SlotOf(SeqId seq, size_t slots) { return static_cast<int>(seq % slots); }
 
