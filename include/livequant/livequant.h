@@ -163,9 +163,9 @@ LQ_API lq_status lq_cache_fallback_calls(lq_cache* cache, int64_t* out);
 LQ_API lq_status lq_sequence_open(lq_cache* cache, lq_seq* out);
 /* The same rows, shared; either side may go on. LQ_CLOSED: the parent. LQ_OUT_OF_PAGES: as above. */
 LQ_API lq_status lq_sequence_fork(lq_cache* cache, lq_seq parent, lq_seq* out);
-/* To its first `length` rows. Steps of it that are under way become stale. LQ_CLOSED. LQ_OUT_OF_RANGE: a length below 0
- * or beyond the rows that are there, or one at which a window has dropped rows that the next query sees.
- * LQ_OUT_OF_PAGES: a cut group needs a page. */
+/* To its first `length` rows. Steps of it that are under way become stale. LQ_CLOSED.
+ * LQ_INVALID_ARGUMENT: a length below 0 or beyond the rows that are there. LQ_OUT_OF_RANGE: one at which a window has
+ * dropped rows that the next query sees. LQ_OUT_OF_PAGES: no room for one more view of the sequence. */
 LQ_API lq_status lq_sequence_truncate(lq_cache* cache, lq_seq seq, int64_t length);
 /* Its rows are given back when the last lease on them ends. LQ_CLOSED: it was released before. */
 LQ_API lq_status lq_sequence_release(lq_cache* cache, lq_seq seq);
