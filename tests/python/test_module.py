@@ -6,6 +6,8 @@ import array
 import gc
 import math
 import mmap
+import pathlib
+import re
 import sys
 import threading
 import weakref
@@ -370,3 +372,11 @@ def test_threads_on_one_cache_give_the_bits_of_one_thread():
     for t in threads:
         t.join()
     assert got == expected
+
+
+def test_the_readme_example():
+    text = (pathlib.Path(__file__).resolve().parent.parent.parent / "README.md").read_text()
+    code, = re.findall(r"```python\n(.*?)```", text, re.S)
+    names = {}
+    exec(code, names)
+    assert names["out"].shape == (300, 8, 64) and names["codes"].shape == (2, 256, 16) and len(names["branch"]) == 300
