@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
+#include <set>
 #include <string>
 #include <system_error>
 #include <tuple>
@@ -137,17 +137,18 @@ livequant::Result<livequant::CacheSchema> SchemaOfLayers(const char* text, const
     return std::pair<int, int>(shape.kv_heads != nullptr ? shape.kv_heads[l] : shape.num_kv_heads,
                                shape.head_dims != nullptr ? shape.head_dims[l] : shape.head_dim);
   };
-  std::map<std::pair<int, int>, livequant::CacheSchema> of;
+  livequant::CacheSchema out;
+  std::set<std::pair<int, int>> seen;
   for (size_t l = 0; l < layers; ++l) {
-    if (of.contains(geometry(l))) continue;
+    if (!seen.insert(geometry(l)).second) continue;
     std::tie(common.num_kv_heads, common.head_dim) = geometry(l);
     auto made = SchemaOf(text, common);
     if (!made.ok())
       return Status(made.status().code(), "layer " + std::to_string(l) + "'s geometry: " + made.status().message());
-    of.emplace(geometry(l), *std::move(made));
+    if (l == 0) out = *made;
+    for (size_t like = l; like < layers; ++like)
+      if (geometry(like) == geometry(l)) out.layers[like] = made->layers[like];
   }
-  livequant::CacheSchema out = of.at(geometry(0));
-  for (size_t l = 0; l < layers; ++l) out.layers[l] = of.at(geometry(l)).layers[l];
   return out;
 }
 

@@ -380,3 +380,29 @@ def test_the_readme_example():
     names = {}
     exec(code, names)
     assert names["out"].shape == (300, 8, 64) and names["codes"].shape == (2, 256, 16) and len(names["branch"]) == 300
+
+
+def test_a_step_in_two_threads_is_refused_not_raced():
+    rng, cache = np.random.default_rng(8), make_cache("f32")
+    sequence = cache.open()
+    append(cache, sequence, rng, 300)
+    q = normal(rng, 200, Q, DIM)
+    with cache.begin(sequence, 200) as step:
+        step.prepare(0, normal(rng, 200, KV, DIM), normal(rng, 200, KV, DIM))
+        want, problems = np.asarray(step.attend(0, q, 0.125)).tobytes(), []
+
+        def work():
+            for _ in range(20):
+                try:
+                    if np.asarray(step.attend(0, q, 0.125)).tobytes() != want:
+                        problems.append("other bits")
+                except lq.InvalidArgument as e:
+                    if "another thread" not in str(e):
+                        problems.append(str(e))
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert problems == []
