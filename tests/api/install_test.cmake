@@ -13,6 +13,10 @@ must(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${prefix}/installed)
 must(${CMAKE_COMMAND} -S ${SOURCE_DIR}/examples -B ${prefix}/build -DCMAKE_PREFIX_PATH=${prefix}/installed
      -DCMAKE_CXX_COMPILER=${CXX} "-DCMAKE_CXX_FLAGS=${FLAGS}")
 must(${CMAKE_COMMAND} --build ${prefix}/build)
+# The header is C.
+file(WRITE ${prefix}/header.c "#include <livequant/livequant.h>\nint main(void) { return lq_version() == 0; }\n")
+find_program(CC NAMES cc gcc clang-19 REQUIRED)
+must(${CC} -std=c99 -pedantic-errors -Wall -Wextra -Werror -fsyntax-only -I${prefix}/installed/include ${prefix}/header.c)
 foreach(format f32 f16 int8 kivi2 qserve4)
   must(${prefix}/build/embed ${format})
   message("${out}")
