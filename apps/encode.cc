@@ -9,6 +9,7 @@
 
 #include "apps/console.h"
 #include "apps/context.h"
+#include "apps/rows_file.h"
 #include "io/file.h"
 #include "io/json.h"
 #include "io/safetensors.h"
@@ -24,7 +25,6 @@ namespace {
 constexpr const char* kFormat = "livequant.rows";
 constexpr const char* kFormatVersion = "1";
 constexpr int64_t kStepRows = 512;
-constexpr const char* kTensorNames[2] = {"k", "v"};
 
 struct EncodeFlags {
   std::string in, out, dtype, skip, model;
@@ -45,8 +45,6 @@ Result<DType> RowDType(const std::string& name, const TensorInfo& t) {
   if (t.dtype == "BF16") return DType::kBF16;
   return Status(Code::kUnsupported, fmt::format("tensor {} is {}; rows of F32, F16 and BF16 are read", name, t.dtype));
 }
-
-std::string RowName(TensorIndex tensor, int layer) { return fmt::format("{}.{}", kTensorNames[tensor], layer); }
 
 // Tensors k.0, v.0, k.1, ... or k and v alone, each [tokens, kv_heads, head_dim].
 Result<Rows> FindRows(const Safetensors& file) {
@@ -145,54 +143,6 @@ Status AppendRows(const Rows& rows, KvCache& cache, SeqId seq, ThreadPool& pool)
   return {};
 }
 
-const char* SafetensorsName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "F32";
-    case DType::kF16:
-      return "F16";
-    case DType::kBF16:
-      return "BF16";
-    case DType::kFp8E4M3:
-      return "F8_E4M3";
-    case DType::kFp8E5M2:
-      return "F8_E5M2";
-  }
-  return "?";
-}
-
-// The arrays of one layer and tensor: what each is called, and its shape. An array without values is not in the file.
-struct Part {
-  const char* name;
-  std::string dtype;
-  std::vector<int64_t> shape;
-  bool present() const {
-    return std::all_of(shape.begin(), shape.end(), [](int64_t n) { return n > 0; });
-  }
-};
-std::vector<Part> PartsOf(const LayerSchema& layer, TensorIndex tensor, const PlaneShape& s) {
-  const TensorCoding& coding = tensor == kK ? layer.k : layer.v;
-  const char* qparam = SafetensorsName(coding.qparam);
-  return {{"codes", "U8", {s.heads, s.coded_rows(), s.row_bytes}},
-          {"scales", qparam, {s.heads, s.owners, s.each}},
-          {"zeros", qparam, {s.heads, s.has_zeros ? s.owners : 0, s.each}},
-          {"exact", SafetensorsName(layer.exact_dtype), {s.heads, s.exact_rows(), layer.head_dim}}};
-}
-
-std::string PartName(TensorIndex tensor, int layer, const char* part) {
-  return fmt::format("{}.{}.{}", kTensorNames[tensor], layer, part);
-}
-
-// SHA-256 over names and bytes, in the order of the names.
-std::string ContentDigest(const std::map<std::string, TensorInfo>& tensors) {
-  Sha256 digest;
-  for (const auto& [name, t] : tensors) {
-    digest.Add(name);
-    digest.Add(t.bytes);
-  }
-  return digest.Hex();
-}
-
 Status Encode(const EncodeFlags& flags) {
   LQ_ASSIGN_OR_RETURN(const Safetensors file, Safetensors::OpenFile(flags.in));
   const auto named = [&](const Status& s) { return Status(s.code(), fmt::format("{}: {}", flags.in, s.message())); };
@@ -212,37 +162,24 @@ Status Encode(const EncodeFlags& flags) {
   if (const Status s = AppendRows(*rows, *cache, seq, pool); !s.ok()) return named(s);
   LQ_ASSIGN_OR_RETURN(const Owner::Lease lease, cache->owner().Acquire(seq));
 
-  std::vector<std::unique_ptr<Planes>> planes;
-  std::map<std::string, TensorInfo> tensors;
-  int64_t bytes[4] = {};
+  CodedRows coded;
   nlohmann::json frontiers = {{"k", nlohmann::json::array()}, {"v", nlohmann::json::array()}};
   for (int layer = 0; layer < rows->layers; ++layer)
     for (const TensorIndex tensor : {kK, kV}) {
-      LQ_ASSIGN_OR_RETURN(Planes p, ReadPlanes(*cache, lease, layer, tensor));
-      planes.push_back(std::make_unique<Planes>(std::move(p)));
-      const Planes& stored = *planes.back();
-      frontiers[kTensorNames[tensor]].push_back(stored.shape.frontier);
-      const std::vector<std::byte>* data[4] = {&stored.codes, &stored.scales, &stored.zeros, &stored.exact};
-      const std::vector<Part> parts = PartsOf(schema.layers[static_cast<size_t>(layer)], tensor, stored.shape);
-      for (size_t i = 0; i < parts.size(); ++i) {
-        bytes[i] += static_cast<int64_t>(data[i]->size());
-        if (parts[i].present())
-          tensors[PartName(tensor, layer, parts[i].name)] = {parts[i].dtype, parts[i].shape, *data[i]};
-      }
+      LQ_RETURN_IF_ERROR(AddCodedRows(*cache, lease, layer, tensor, &coded));
+      frontiers[kTensorNames[tensor]].push_back(coded.planes.back()->shape.frontier);
     }
-  nlohmann::json rope;
-  for (const SchemaField& field : SchemaFields(schema))
-    if (field.name.starts_with("rope")) rope[field.name] = field.value;
   const nlohmann::json shape = {{"layers", rows->layers}, {"kv_heads", rows->heads}, {"head_dim", rows->head_dim}};
   const std::map<std::string, std::string> metadata = {{"format", kFormat},
                                                        {"version", kFormatVersion},
                                                        {"schema", PolicyJson(schema)},
                                                        {"shape", shape.dump()},
-                                                       {"rope", rope.dump()},
+                                                       {"rope", RopeJson(schema).dump()},
                                                        {"tokens", fmt::format("{}", rows->tokens)},
                                                        {"frontiers", frontiers.dump()},
-                                                       {"content_sha256", ContentDigest(tensors)}};
-  LQ_RETURN_IF_ERROR(WriteFile(flags.out, SafetensorsText(tensors, metadata)));
+                                                       {"content_sha256", ContentDigest(coded.tensors)}};
+  LQ_RETURN_IF_ERROR(WriteFile(flags.out, SafetensorsText(coded.tensors, metadata)));
+  const int64_t* bytes = coded.bytes;
   const int64_t qparams = bytes[1] + bytes[2], total = bytes[0] + qparams + bytes[3];
   if (flags.json) {
     ContextInfo info{

@@ -73,6 +73,10 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
                                    prompt_tokens, flags.n, prompt_tokens + flags.n, setup.context)),
                 kExitUsage);
 
+  if (!flags.record.empty())
+    if (const Status s = CheckRecord(bundle.model->config(), prompt_tokens + flags.n); !s.ok())
+      return Fail(s, kExitUsage);
+
   ThreadPool pool(ThreadsOrDefault(flags.threads));
   SessionOptions options{.max_len = flags.max_model_len > 0 ? flags.max_model_len : prompt_tokens + flags.n,
                          .prefill_chunk = flags.prefill_chunk,
@@ -105,12 +109,19 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
     else if (broken.ok())
       broken = piece.status();
   };
+  AttentionRecord record;  // its lease ends before the session does
+  if (!flags.record.empty()) params.record = &record;
   auto generation = (*session)->Generate(*ids, params);
   progress.reset();
   if (!generation.ok()) return Fail(generation.status(), kExitFailed);
   emit(stream.Finish());
   if (!broken.ok()) return Fail(broken, kExitFailed);
   if (!unwritten.ok()) return Fail(unwritten, kExitFailed);
+  if (!flags.record.empty() && record.steps.empty())
+    fmt::print(stderr, "no step ran: {} is not written\n", flags.record);
+  else if (!flags.record.empty())
+    if (const Status s = WriteRecord(flags.record, bundle.model->config(), (*session)->cache(), record); !s.ok())
+      return Fail(s, kExitFailed);
 
   const Generation& g = *generation;
   const LedgerBytes ledger = Ledger(schema, g.cache_rows);
@@ -241,16 +252,24 @@ void AddRun(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   cmd->add_option("--top-p", flags->sampling.top_p, "1 = all")->check(CLI::Range(0.0, 1.0))->capture_default_str();
   cmd->add_option("-t,--threads", flags->threads, "0 = every core")->check(CLI::Range(0, 1024))->capture_default_str();
+  CLI::Option* record = cmd->add_option(
+      "--record", flags->record,
+      "write what attention got and gave, and the cache's bytes, as safetensors (docs/formats/record.md)");
+  record->excludes(prompts)->excludes(interactive);
   cmd->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-text token");
   cmd->add_flag("--allow-fallback", flags->allow_fallback,
                 "read what no kernel reads by the slow reference path, and count it");
   cmd->add_flag("--print-config", flags->print_config, "print what would run, as JSON, and stop");
   cmd->add_flag("--json", flags->json, "print one JSON object at the end instead of streaming");
-  cmd->callback([flags, prompt, prompts, system, exit_code] {
+  cmd->callback([flags, prompt, prompts, system, record, exit_code] {
     flags->prompt_given = prompt->count() > 0;
     flags->system_given = system->count() > 0;
     if (prompts->count() > 0 && flags->prompts.empty()) {
       *exit_code = Fail(Status(Code::kInvalidArgument, "--prompts: the name of a file is empty"), kExitUsage);
+      return;
+    }
+    if (record->count() > 0 && flags->record.empty()) {
+      *exit_code = Fail(Status(Code::kInvalidArgument, "--record: the name of a file is empty"), kExitUsage);
       return;
     }
     *exit_code = Run(*flags);

@@ -10,11 +10,12 @@
 #include "apps/context.h"
 #include "runtime/model_bundle.h"
 #include "runtime/sampler.h"
+#include "runtime/session.h"
 
 namespace livequant::app {
 
 struct RunFlags {
-  std::string model, prompt, prompts, system, dtype = "f16", skip, memory, contract;
+  std::string model, prompt, prompts, system, dtype = "f16", skip, memory, contract, record;
   bool prompt_given = false, system_given = false;
   int64_t n = 128, max_model_len = 0, prefill_chunk = 512;
   int threads = 0, max_num_seqs = 8;
@@ -36,6 +37,12 @@ struct RunSetup {
 // Each returns the exit code, errors printed.
 int RunBatchFile(const RunFlags& flags, const RunSetup& setup);
 int RunChat(const RunFlags& flags, const RunSetup& setup);
+
+// --record (docs/formats/record.md). kOutOfRange: `rows` rows are more than a record holds; both numbers.
+Status CheckRecord(const LlamaConfig& config, int64_t rows);
+// Errors: kIo as WriteFile's. REQUIRES a record of a whole run over `cache`, its lease held.
+Status WriteRecord(const std::string& path, const LlamaConfig& config, const KvCache& cache,
+                   const AttentionRecord& record);
 
 // To standard output, at once. kIo: it cannot be written.
 Status WriteOut(std::string_view text);

@@ -1,11 +1,12 @@
 // examples/embed.cc: somebody else's attention loop over a livequant cache, on memory of its own.
 //
-//   embed [FORMAT]      decodes 200 steps of a toy model under FORMAT (default kivi2), forks it, takes 40 rows back,
-//   and
-//                       prints what the cache held and how far its answers were from exact attention
+//   embed [FORMAT]            decodes 200 steps of a toy model under FORMAT (default kivi2), forks it, takes 40 rows
+//                             back, and prints what the cache held and how far its answers were from exact attention
+//   embed RECORD.safetensors  does again what `livequant run --record` did, and compares every attention output and
+//                             every cache byte: exit 1 if one differs
 //
-// The model is a stand-in: each layer's rows come from a hash of (stream, position, layer). What matters is the order
-// of calls: begin, then for each layer prepare and attend, then publish.
+// The toy is a stand-in: each layer's rows come from a hash of (stream, position, layer). What matters is the order of
+// calls: begin, then for each layer prepare and attend, then publish.
 #include <livequant/livequant.h>
 
 #include <cmath>
@@ -13,6 +14,8 @@
 #include <cstdlib>
 #include <new>
 #include <vector>
+
+#include "record.h"
 
 namespace {
 
@@ -73,21 +76,26 @@ std::vector<double> Exact(unsigned stream, int64_t position) {
   return out;
 }
 
-}  // namespace
+// A cache on memory of ours, which stands in options->memory.
+lq_cache* Open(const lq_schema* schema, lq_cache_options* options) {
+  Check(lq_cache_memory_bytes(schema, options, &options->memory_bytes));
+  options->memory = ::operator new(static_cast<size_t>(options->memory_bytes), std::align_val_t(LQ_MEMORY_ALIGNMENT));
+  lq_cache* cache = nullptr;
+  Check(lq_cache_create(schema, options, &cache));
+  return cache;
+}
 
-int main(int argc, char** argv) {
-  const char* format = argc > 1 ? argv[1] : "kivi2";
-  const lq_shape shape = {sizeof(shape), kLayers, kKvHeads, kDim, 0};
+int Toy(const char* format) {
+  lq_shape shape = {};
+  shape.struct_size = sizeof(shape);
+  shape.num_layers = kLayers, shape.num_kv_heads = kKvHeads, shape.head_dim = kDim;
   lq_schema* schema = nullptr;
   Check(lq_schema_create(format, &shape, &schema));
 
   lq_cache_options options = {};
   options.struct_size = sizeof(options);
   options.max_sequences = 2, options.max_len = 512, options.max_q_heads = kQHeads;
-  Check(lq_cache_memory_bytes(schema, &options, &options.memory_bytes));
-  options.memory = ::operator new(static_cast<size_t>(options.memory_bytes), std::align_val_t(LQ_MEMORY_ALIGNMENT));
-  lq_cache* cache = nullptr;
-  Check(lq_cache_create(schema, &options, &cache));
+  lq_cache* cache = Open(schema, &options);
 
   lq_seq seq = 0, branch = 0;
   Check(lq_sequence_open(cache, &seq));
@@ -116,4 +124,90 @@ int main(int argc, char** argv) {
   ::operator delete(options.memory, std::align_val_t(LQ_MEMORY_ALIGNMENT));
   lq_schema_free(schema);
   return worst < 0.5 ? 0 : 1;
+}
+
+lq_schema* SchemaOf(const Record& r) {
+  const auto number = [&](const char* field) { return std::stod(r.rope.at(field).get<std::string>()); };
+  const std::string type = r.rope.at("rope.type");
+  lq_rope rope = {};
+  rope.struct_size = sizeof(rope), rope.type = type.c_str();
+  rope.theta = number("rope.theta"), rope.dims = static_cast<int>(number("rope.dims"));
+  rope.interleaved = r.rope.at("rope.pairing") == "interleaved";
+  rope.factor = number("rope.factor"), rope.attention_factor = number("rope.attention_factor");
+  rope.original_max_positions = static_cast<int>(number("rope.original_max_positions"));
+  rope.low_freq_factor = number("rope.low_freq_factor"), rope.high_freq_factor = number("rope.high_freq_factor");
+  rope.beta_fast = number("rope.beta_fast"), rope.beta_slow = number("rope.beta_slow");
+  rope.no_truncate = r.rope.at("rope.truncate") == "false";
+  lq_shape shape = {};
+  shape.struct_size = sizeof(shape), shape.rope = &rope;
+  shape.num_layers = r.shape.at("layers"), shape.num_kv_heads = r.shape.at("kv_heads");
+  shape.head_dim = r.shape.at("head_dim");
+  lq_schema* schema = nullptr;
+  Check(lq_schema_create(r.schema.c_str(), &shape, &schema));
+  return schema;
+}
+
+// What a run did, again, with rows as they lie in the record.
+int Replay(const char* path) {
+  const Record r = ReadRecord(path);
+  lq_schema* schema = SchemaOf(r);
+  const int layers = r.shape.at("layers"), q_heads = r.shape.at("q_heads"), dim = r.shape.at("head_dim");
+  const int64_t kv = r.shape.at("kv_heads").get<int64_t>() * dim, width = int64_t{q_heads} * dim;
+  lq_cache_options options = {};
+  options.struct_size = sizeof(options);
+  options.max_q_heads = q_heads;
+  for (const int rows : r.steps) {
+    options.max_len += rows;
+    if (rows > options.max_step_rows) options.max_step_rows = rows;
+  }
+  lq_cache* cache = Open(schema, &options);
+  lq_seq seq = 0;
+  Check(lq_sequence_open(cache, &seq));
+  std::vector<std::vector<float>> k, v, q, expected;
+  for (int layer = 0; layer < layers; ++layer) {
+    k.push_back(r.at("k", layer).floats()), v.push_back(r.at("v", layer).floats());
+    q.push_back(r.at("q", layer).floats()), expected.push_back(r.at("attention", layer).floats());
+  }
+  int64_t at = 0, outputs = 0, differing = 0;
+  for (const int rows : r.steps) {
+    const lq_append request = {seq, rows, 0};
+    lq_step* step = nullptr;
+    Check(lq_begin(cache, &request, 1, &step));
+    for (int layer = 0; layer < layers; ++layer) {
+      std::vector<float> out(static_cast<size_t>(rows * width));
+      Check(lq_step_prepare(step, layer, &k[layer].at(at * kv), kv, &v[layer].at(at * kv), kv));
+      Check(lq_step_attend(step, layer, &q[layer].at(at * width), width, q_heads, r.scale, out.data(), width));
+      for (size_t i = 0; i < out.size(); ++i)
+        differing += std::memcmp(&out[i], &expected[layer].at(at * width + i), sizeof(float)) != 0;
+      outputs += static_cast<int64_t>(out.size());
+    }
+    Check(lq_step_publish(step, nullptr));
+    lq_step_free(step);
+    at += rows;
+  }
+  int64_t bytes = 0;
+  Check(lq_sequence_state(cache, seq, nullptr, 0, &bytes));
+  std::vector<char> state(static_cast<size_t>(bytes));
+  Check(lq_sequence_state(cache, seq, state.data(), bytes, &bytes));
+  const bool same_state = state == r.tensors.at("state").bytes;
+  std::printf("%lld rows in %zu steps: %lld of %lld attention outputs differ; %lld cache bytes are %s\n",
+              static_cast<long long>(at), r.steps.size(), static_cast<long long>(differing),
+              static_cast<long long>(outputs), static_cast<long long>(bytes), same_state ? "equal" : "DIFFERENT");
+  lq_cache_free(cache);
+  ::operator delete(options.memory, std::align_val_t(LQ_MEMORY_ALIGNMENT));
+  lq_schema_free(schema);
+  return differing == 0 && same_state ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "kivi2";
+  if (!what.ends_with(".safetensors")) return Toy(what.c_str());
+  try {
+    return Replay(what.c_str());
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", what.c_str(), e.what());
+    return 1;
+  }
 }

@@ -1,14 +1,17 @@
 # scripts/packages.sh: sourced by the other scripts. Installs the Debian packages that are missing; nothing else on the
-# machine is assumed. Usage: install_packages build|test|coverage|full
+# machine is assumed. Usage: install_packages build|python|test|coverage|full
 BUILD_PACKAGES=(build-essential cmake ninja-build pkg-config git libfmt-dev libsimdjson-dev nlohmann-json3-dev libcli11-dev
                 libhwy-dev libssl-dev libpcre2-dev libutf8proc-dev python3)
-TEST_PACKAGES=(libgtest-dev libgmock-dev clang-19 libclang-rt-19-dev ccache mold)
+PYTHON_PACKAGES=(pybind11-dev python3-dev)  # the Python module; without them it is not built, and configure says so
+TEST_PACKAGES=(libgtest-dev libgmock-dev clang-19 libclang-rt-19-dev ccache mold "${PYTHON_PACKAGES[@]}" python3-numpy python3-pytest
+               python3-pip)
 COVERAGE_PACKAGES=(clang-19 libclang-rt-19-dev llvm-19)
 BENCH_PACKAGES=(libbenchmark-dev libopenblas-dev)
 
 install_packages() {
   local want=("${BUILD_PACKAGES[@]}") missing=() p
   case "$1" in
+    python) want+=("${PYTHON_PACKAGES[@]}" python3-pip python3-venv) ;;
     test) want+=("${TEST_PACKAGES[@]}") ;;
     coverage) want+=("${COVERAGE_PACKAGES[@]}") ;;
     full) want+=("${TEST_PACKAGES[@]}" "${BENCH_PACKAGES[@]}") ;;

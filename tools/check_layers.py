@@ -90,6 +90,15 @@ def main():
             code = re.sub(r"//[^\n]*|\"[^\"\n]*\"", "", text)
             for m in re.finditer(r"\b(float|double)\b", code):
                 bad.append(f"{where}: the cache never sees a float: '{m.group(1)}'")
+    # Whoever embeds the library sees its installed headers alone: so do the Python module and the examples.
+    for outside in ("include", "python", "examples"):
+        for path in sorted((args.root / outside).rglob("*.*")):
+            if path.suffix not in (".h", ".hpp", ".cc"):
+                continue
+            for line, row in enumerate(path.read_text().split("\n"), 1):
+                m = re.match(r'\s*#\s*include\s+[<"]([^">]+)[">]', row)
+                if m and (src / m.group(1)).exists():
+                    bad.append(f"{path.relative_to(args.root)}:{line}: {outside}/ includes {m.group(1)} of src/; include/livequant alone is its")
     for name, list_of_deps in deps.items():
         for d in list_of_deps:
             if d not in graph.get(name, set()) and name != "base":

@@ -66,7 +66,7 @@ def main():
     cmake = "\n".join(p.read_text() for p in root.rglob("CMakeLists.txt") if "build" not in p.relative_to(root).parts)
     for path in files(root):
         rel = path.relative_to(root)
-        if rel.parts[0] in ("models", "LICENSE") or rel.suffix not in (".h", ".cc", ".inc", ".py", ".sh", ".md", ".cmake", ".txt"):
+        if rel.parts[0] in ("models", "LICENSE") or rel.suffix not in (".h", ".hpp", ".cc", ".inc", ".py", ".sh", ".md", ".cmake", ".txt"):
             continue
         if rel.parts[0] == "fuzz" and "corpus" in rel.parts:
             continue
@@ -74,21 +74,21 @@ def main():
         text = path.read_text(errors="replace")
         lines = text.split("\n")
         say = lambda n, what: found.append(f"{rel}:{n}: {what}")
-        code = rel.suffix in (".h", ".cc", ".inc")
+        code = rel.suffix in (".h", ".hpp", ".cc", ".inc")
         # A header under src/ opens with its path, any other file with a comment; a .cc may open with its own header, whose words are its own.
         stem = rel.stem.removesuffix("_test") + ".h"
         if rel.suffix == ".h" and rel.parts[0] == "src" and not lines[0].startswith(f"// {'/'.join(rel.parts[1:])}:"):
             say(1, "opens without saying what it is (// path: what)")
         elif code and not lines[0].startswith("//") and not (lines[0].startswith("#include") and stem in lines[0]):
             say(1, "opens without saying what it is")
-        if rel.suffix == ".h" and "#pragma once" not in text and not rel.name.endswith("-inl.h"):
+        if rel.suffix in (".h", ".hpp") and "#pragma once" not in text and not rel.name.endswith("-inl.h"):
             say(1, "no #pragma once")
         for n, line in enumerate(lines, 1):
             if code and len(line) > 140:
                 say(n, f"{len(line)} columns, limit 140")
             if code and ("\t" in line or line != line.rstrip()):
                 say(n, "tab or trailing blank")
-            if rel.suffix in (".h", ".cc", ".py", ".sh") and rel.name != "tidy.py" and UNFINISHED.search(line):
+            if rel.suffix in (".h", ".hpp", ".cc", ".py", ".sh") and rel.name != "tidy.py" and UNFINISHED.search(line):
                 say(n, "looks unfinished")
             if rel.parts[0] == "src" and rel.parts[1] != "method" and BRANCH.search(line):
                 say(n, "branches on a preset's name outside method/: the schema lacks a field")

@@ -34,6 +34,13 @@ MatrixView<float> Rows(MatrixView<float> m, int64_t first, int64_t count) {
   return {m.row(first), count, m.cols, m.stride};
 }
 
+// `from` into rows [first, first + from.rows) of `to`.
+void CopyRows(MatrixView<float> from, MatrixView<float> to, int64_t first) {
+  LQ_CHECK(from.cols == to.cols && first + from.rows <= to.rows);
+  for (int64_t r = 0; r < from.rows; ++r)
+    std::memcpy(to.row(first + r), from.row(r), static_cast<size_t>(from.cols) * sizeof(float));
+}
+
 // Each row += bias; an empty bias is none.
 void AddBias(const std::vector<float>& bias, MatrixView<float> rows) {
   if (bias.empty()) return;
@@ -63,7 +70,7 @@ struct Llama::Impl {
 
   void Embed(std::span<const SequenceTokens> batch, const KvStep& step, Workspace::Impl& w) const;
   Status Attention(const LlamaLayer& layer, int index, RopeStage key_stage, KvStep& step, Workspace::Impl& w,
-                   ThreadPool& pool) const;
+                   ThreadPool& pool, const AttentionTaps* taps) const;
   void FeedForward(const LlamaLayer& layer, int64_t rows, Workspace::Impl& w, ThreadPool& pool) const;
 };
 
@@ -112,6 +119,10 @@ Llama::~Llama() = default;
 const LlamaConfig& Llama::config() const { return impl_->config; }
 const std::string& Llama::digest() const { return impl_->digest; }
 int64_t Llama::parameters() const { return impl_->weights.parameters; }
+float AttentionScale(const LlamaConfig& config) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
+}
+
 int64_t Llama::weight_bytes() const { return impl_->weights.step_bytes; }
 
 Result<std::shared_ptr<const Llama>> Llama::Load(const std::string& path) {
@@ -188,7 +199,7 @@ void Llama::Impl::Embed(std::span<const SequenceTokens> batch, const KvStep& ste
 
 // x[rows] -> attended[rows], the layer's K and V rows handed to the step.
 Status Llama::Impl::Attention(const LlamaLayer& layer, int index, RopeStage key_stage, KvStep& step, Workspace::Impl& w,
-                              ThreadPool& pool) const {
+                              ThreadPool& pool, const AttentionTaps* taps) const {
   const int64_t rows = step.rows(), nq = q_cols(), nk = kv_cols();
   ForRows(rows, pool, [&](int64_t first, int64_t n) {
     RmsNormRows(Rows(w.x, first, n), layer.input_norm.data(), config.rms_norm_eps, Rows(w.normed, first, n));
@@ -210,9 +221,16 @@ Status Llama::Impl::Attention(const LlamaLayer& layer, int index, RopeStage key_
     if (key_stage == RopeStage::kPost)
       RopeRows(Rows(w.k, first, n), config.num_key_value_heads, config.head_dim, positions, rope);
   });
+  if (taps != nullptr) {  // Prepare rounds k and v in place
+    CopyRows(Rows(w.k, 0, rows), taps->k, index * rows);
+    CopyRows(Rows(w.v, 0, rows), taps->v, index * rows);
+    CopyRows(Rows(w.q, 0, rows), taps->q, index * rows);
+  }
   LQ_RETURN_IF_ERROR(step.Prepare(index, w.k.data, w.v.data, pool));
-  const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)));
-  return step.Attend(index, w.q.data, config.num_attention_heads, scale, w.attended.data, pool);
+  LQ_RETURN_IF_ERROR(
+      step.Attend(index, w.q.data, config.num_attention_heads, AttentionScale(config), w.attended.data, pool));
+  if (taps != nullptr) CopyRows(Rows(w.attended, 0, rows), taps->out, index * rows);
+  return {};
 }
 
 // x[rows] += o(attended[rows]); x += mlp(norm(x)).
@@ -239,7 +257,8 @@ void Llama::Impl::FeedForward(const LlamaLayer& layer, int64_t rows, Workspace::
 }
 
 Result<KvStep> Llama::Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace,
-                              MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals) const {
+                              MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals,
+                              const AttentionTaps* taps) const {
   const LlamaConfig& c = impl_->config;
   Workspace::Impl& w = *workspace.impl_;
   LQ_CHECK(w.x.cols == c.hidden_size && static_cast<int>(cache.schema().layers.size()) == c.num_hidden_layers);
@@ -252,7 +271,7 @@ Result<KvStep> Llama::Forward(std::span<const SequenceTokens> batch, KvCache& ca
   for (int l = 0; l < c.num_hidden_layers; ++l) {
     const LlamaLayer& layer = impl_->weights.layers[static_cast<size_t>(l)];
     LQ_RETURN_IF_ERROR(
-        impl_->Attention(layer, l, cache.schema().layers[static_cast<size_t>(l)].k_stage, step, w, pool));
+        impl_->Attention(layer, l, cache.schema().layers[static_cast<size_t>(l)].k_stage, step, w, pool, taps));
     int64_t rows = step.rows();
     if (l == c.num_hidden_layers - 1 &&
         logit_rows < rows) {  // logit_rows rises, so each row moves down and nothing is overwritten early

@@ -27,6 +27,16 @@ struct SequenceTokens {
   Mode mode = Mode::kAll;
 };
 
+// Where a forward leaves what went into and came out of its attention, for whoever checks another runtime: each
+// [num_layers * rows][heads * head_dim], row r of layer l in row l * rows + r, rows those of the step. Keys and values
+// are as they were handed to the cache, before it rounded them.
+struct AttentionTaps {
+  MatrixView<float> k, v, q, out;
+};
+
+// What scores are multiplied by: 1 / sqrt(head_dim).
+float AttentionScale(const LlamaConfig& config);
+
 class Llama {
  public:
   ~Llama();
@@ -60,12 +70,14 @@ class Llama {
   // Runs one step and leaves it unpublished. logits: [logit rows, in batch order][vocab_size]. Under Mode::kPrefix the
   // step may hold fewer rows than asked (KvStep::count): then as many logit rows fewer are written, packed to the
   // front. residuals, if not empty: [num_layers * logit rows][hidden_size], the residual stream after layer l at logit
-  // row i in row l * logit rows + i. Errors: kInvalidArgument an empty batch or sequence, sizes beyond the workspace, a
+  // row i in row l * logit rows + i. taps, if not null, is
+  // filled too. Errors: kInvalidArgument an empty batch or sequence, sizes beyond the workspace, a
   // logits view of another shape; kOutOfRange an id, or a position beyond max_position_embeddings or the cache's
   // max_len; kNonFinite NaN or Inf among the rows to be cached. Nothing is published. REQUIRES the cache's schema to
   // have this model's shape and RoPE, and no window wider than the model's.
   Result<KvStep> Forward(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace,
-                         MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals = {}) const;
+                         MatrixView<float> logits, ThreadPool& pool, MatrixView<float> residuals = {},
+                         const AttentionTaps* taps = nullptr) const;
   // The same, published whole. kStale: another transaction on one of the sequences was published meanwhile.
   Status Step(std::span<const SequenceTokens> batch, KvCache& cache, Workspace& workspace, MatrixView<float> logits,
               ThreadPool& pool) const;

@@ -91,13 +91,18 @@ struct Session::Impl {
   std::optional<SeqId> kept;     // Continue's sequence
   std::vector<int32_t> in_rows;  // the token of each row of the sequence that runs, or is kept
 
-  Status Forward(SeqId seq, std::span<const int32_t> tokens) {
+  Status Forward(SeqId seq, std::span<const int32_t> tokens, AttentionRecord* record) {
     const SequenceTokens part{.seq = seq, .tokens = tokens};
-    LQ_RETURN_IF_ERROR(model->Step({&part, 1}, *cache, *workspace,
-                                   MatrixView<float>(logits.data(), 1, static_cast<int64_t>(logits.size())), *pool));
+    const MatrixView<float> row(logits.data(), 1, static_cast<int64_t>(logits.size()));
+    if (record == nullptr) {
+      LQ_RETURN_IF_ERROR(model->Step({&part, 1}, *cache, *workspace, row, *pool));
+    } else {
+      LQ_RETURN_IF_ERROR(RecordStep(part, row, *record));
+    }
     in_rows.insert(in_rows.end(), tokens.begin(), tokens.end());
     return {};
   }
+  Status RecordStep(const SequenceTokens& part, MatrixView<float> row, AttentionRecord& record);
   Status Check(std::span<const int32_t> prompt, const GenerateParams& params) const {
     return CheckRequest(prompt, params.max_new_tokens, params.sampling, model->config().vocab_size, options.max_len);
   }
@@ -157,6 +162,38 @@ Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> mode
   return s;
 }
 
+int64_t AttentionRecord::BytesFor(const LlamaConfig& c, int64_t rows) {
+  const int64_t heads = 2 * (int64_t{c.num_key_value_heads} + c.num_attention_heads);
+  return rows * c.num_hidden_layers * heads * c.head_dim * static_cast<int64_t>(sizeof(float));
+}
+
+// A published step whose attention is appended to the record.
+Status Session::Impl::RecordStep(const SequenceTokens& part, MatrixView<float> row, AttentionRecord& record) {
+  const LlamaConfig& c = model->config();
+  const int64_t rows = static_cast<int64_t>(part.tokens.size()), layers = c.num_hidden_layers;
+  const int64_t kv = int64_t{c.num_key_value_heads} * c.head_dim, q = int64_t{c.num_attention_heads} * c.head_dim;
+  std::vector<float> step[4];
+  AttentionTaps taps;
+  std::vector<std::vector<float>>* const kept[4] = {&record.k, &record.v, &record.q, &record.out};
+  MatrixView<float>* const views[4] = {&taps.k, &taps.v, &taps.q, &taps.out};
+  for (int i = 0; i < 4; ++i) {
+    const int64_t cols = i < 2 ? kv : q;
+    step[i].resize(static_cast<size_t>(layers * rows * cols));
+    *views[i] = {step[i].data(), layers * rows, cols};
+    kept[i]->resize(static_cast<size_t>(layers));
+  }
+  LQ_ASSIGN_OR_RETURN(KvStep forward, model->Forward({&part, 1}, *cache, *workspace, row, *pool, {}, &taps));
+  LQ_RETURN_IF_ERROR(forward.Publish().status());
+  for (int i = 0; i < 4; ++i)
+    for (int64_t l = 0; l < layers; ++l) {
+      const float* from = views[i]->row(l * rows);
+      std::vector<float>& to = (*kept[i])[static_cast<size_t>(l)];
+      to.insert(to.end(), from, from + rows * views[i]->cols);
+    }
+  record.steps.push_back(rows);
+  return {};
+}
+
 Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out) {
   const int64_t rows = static_cast<int64_t>(prompt.size());
   const auto cancelled = [&] { return params.cancel != nullptr && params.cancel->load(std::memory_order_relaxed); };
@@ -170,7 +207,8 @@ Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const Gene
       return {};
     }
     const int64_t end = NextCut(cache->schema().read_step, options.prefill_chunk, rows, at);
-    LQ_RETURN_IF_ERROR(Forward(seq, prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(end - at))));
+    LQ_RETURN_IF_ERROR(
+        Forward(seq, prompt.subspan(static_cast<size_t>(at), static_cast<size_t>(end - at)), params.record));
     ++out.prefill_steps;
     out.prompt_tokens = at = end;
     out.prefill_seconds = SecondsSince(start);
@@ -190,7 +228,7 @@ Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const Gene
       out.finish = FinishReason::kCancelled;
       break;
     }
-    LQ_RETURN_IF_ERROR(Forward(seq, {&token, 1}));
+    LQ_RETURN_IF_ERROR(Forward(seq, {&token, 1}, params.record));
     ++out.decode_steps;
     out.decode_seconds = SecondsSince(start);
   }
@@ -249,6 +287,9 @@ Result<Generation> Session::Generate(std::span<const int32_t> prompt, const Gene
   Generation out;
   LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
   const Status ran = impl_->Account(seq, prompt, params, out);
+  if (ran.ok() && params.record != nullptr) {
+    LQ_ASSIGN_OR_RETURN(params.record->lease, impl_->cache->owner().Acquire(seq));
+  }
   impl_->in_rows.clear();
   LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
   LQ_RETURN_IF_ERROR(ran);
@@ -257,6 +298,7 @@ Result<Generation> Session::Generate(std::span<const int32_t> prompt, const Gene
 
 Result<Generation> Session::Continue(std::span<const int32_t> prompt, const GenerateParams& params) {
   Impl& s = *impl_;
+  LQ_CHECK(params.record == nullptr);
   LQ_RETURN_IF_ERROR(s.Check(prompt, params));
   if (s.cache->schema().read_step != kStepwise)
     return Status(Code::kUnsupported, fmt::format("a sequence is kept between requests under the contract stepwise "

@@ -37,6 +37,15 @@ struct SessionOptions {
   bool allow_fallback = false;
 };
 
+// What went into and came out of the attention of a run, and its cache at the end: what another runtime needs to do the
+// same. Layer l: [rows][heads * head_dim], rows in order of position; keys and values as they were handed to the cache.
+struct AttentionRecord {
+  std::vector<int64_t> steps;                                        // rows of each step; their sum is `rows`
+  std::vector<std::vector<float>> k, v, q, out;                      // by layer
+  Owner::Lease lease;                                                // of the rows; must end before the session does
+  static int64_t BytesFor(const LlamaConfig& config, int64_t rows);  // of the four
+};
+
 struct GenerateParams {
   int64_t max_new_tokens = 128;  // >= 0; prompt + max_new_tokens beyond max_len is kOutOfRange with both numbers
   SamplingParams sampling = {};
@@ -44,6 +53,7 @@ struct GenerateParams {
   const std::atomic<bool>* cancel = nullptr;         // looked at before each step; true ends the run with what there is
   std::function<void(int32_t token)> on_token = {};  // each new token, in order; not the eos that ends the run
   std::function<void(int64_t done, int64_t total)> on_prefill = {};  // rows of the prompt, after each chunk
+  AttentionRecord* record = nullptr;  // Generate fills it (Continue has rows of calls before: REQUIRES null)
 };
 
 enum class FinishReason { kEos, kLength, kCancelled };

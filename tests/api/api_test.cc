@@ -24,7 +24,12 @@ using ::testing::HasSubstr;
 constexpr int kLayers = 2, kKvHeads = 2, kQHeads = 4, kDim = 64;
 constexpr int64_t kRow = kKvHeads * kDim, kQRow = kQHeads * kDim, kMaxLen = 400;
 constexpr float kScale = 0.125f;
-const lq_shape kShape = {sizeof(lq_shape), kLayers, kKvHeads, kDim, 0};
+lq_shape Shape() {
+  lq_shape s = {};
+  s.struct_size = sizeof(s), s.num_layers = kLayers, s.num_kv_heads = kKvHeads, s.head_dim = kDim;
+  return s;
+}
+const lq_shape kShape = Shape();
 
 struct Free {
   void operator()(lq_schema* p) const { lq_schema_free(p); }

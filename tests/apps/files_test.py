@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Files through the binary: GGUF models equal their directory, rows encoded and decoded, what inspect says of all of them.
+"""Files through the binary: GGUF models equal their directory, rows recorded, encoded and decoded, what inspect says of all of them.
 
     files_test.py BINARY SOURCE_DIR
 """
@@ -132,6 +132,39 @@ def read_safetensors(path):
 
 def floats(values, kind="f"):
     return struct.unpack(f"<{len(values) // struct.calcsize(kind)}{kind}", values)
+
+
+class Record(Case):
+    def test_is_the_run_and_its_bytes_are_encodes(self):
+        record, rows, coded = (self.dir / f"{n}.safetensors" for n in ("record", "rows", "coded"))
+        prompt = ["-p", "The old man looked at the sea. " * 20, "-n", 9, "--ignore-eos"]
+        for preset in ["fp8_e4m3", "kivi2", "qserve4"]:
+            out = json.loads(good("run", *prompt, "--kv-cache-dtype", preset, "--prefill-chunk", 100, "--record", record, "--json"))
+            plain = json.loads(good("run", *prompt, "--kv-cache-dtype", preset, "--json"))
+            self.assertEqual(out["token_ids"], plain["token_ids"])
+            tensors, meta = read_safetensors(record)
+            n, steps = out["cache_rows"], json.loads(meta["steps"])
+            self.assertEqual((sum(steps), steps[0], steps[-1]), (n, 100, 1))
+            self.assertEqual(tensors["attention.7"][:2], ("F32", [n, 4, 64]))
+            self.assertEqual(json.loads(meta["shape"]), {"layers": 8, "kv_heads": 2, "q_heads": 4, "head_dim": 64})
+            given = [f"{t}.{layer}" for t in "kv" for layer in range(8)]
+            write_safetensors(rows, {name: tensors[name] for name in given})
+            good("encode", rows, coded, "--kv-cache-dtype", preset)
+            arrays = {k: v for k, v in tensors.items() if k.count(".") == 2}
+            self.assertEqual(read_safetensors(coded)[0], arrays, preset)
+            # A row sees itself alone at position 0: its attention is its values, rounded to what the cache keeps.
+            if preset == "kivi2":
+                first = struct.unpack("<64f", tensors["attention.0"][2][:256])
+                value = struct.unpack("<64e", struct.pack("<64e", *struct.unpack("<64f", tensors["v.0"][2][:256])))
+                self.assertEqual(first, value)
+
+    def test_refusals(self):
+        for args, says in [(["--record", ""], "--record"), (["--record", self.dir / "r", "-i"], "--record")]:
+            code, _, err = run("run", *(["-p", "Hi"] if "-i" not in args else []), *args)
+            self.assertEqual(code, 2, err)
+            self.assertIn(says, err)
+        self.refused("run", "-p", "Hi", "-n", 1, "--record", self.dir / "none" / "r.safetensors", says=["none"])
+        self.assertEqual(list(self.dir.iterdir()), [])
 
 
 class EncodeDecode(Case):

@@ -15,6 +15,7 @@ PLANTS = [
     ("numeric/CMakeLists.txt", "lq_library(numeric SRCS x.cc DEPS lq::kv)", "DEPS names lq::kv"),
     ("text/CMakeLists.txt", "lq_library(text SRCS x.cc DEPS lq::base)", "text includes io"),
     ("model/llama.h", "#include <CLI/CLI.hpp>", "belongs to apps"),
+    ("../python/module.cc", '#include "kv/kv_cache.h"', "python/ includes kv/kv_cache.h"),
 ]
 
 
@@ -30,6 +31,7 @@ def main():
             root = pathlib.Path(tmp)
             shutil.copytree(ROOT / "src", root / "src")
             shutil.copytree(ROOT / "apps", root / "apps")
+            shutil.copytree(ROOT / "python", root / "python")
             code, _ = run(root)
             if code != 0:
                 print("the unchanged tree is not clean")
