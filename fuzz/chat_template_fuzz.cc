@@ -30,6 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   ChatTemplateLimits limits;
   limits.max_steps = 20000;
   limits.max_bytes = 1 << 20;
+  limits.max_times = 0;
   const auto text = chat->Render(variables, 1718000000, limits);
   if (text.ok()) {
     LQ_CHECK(InvalidUtf8At(*text) == std::string::npos);

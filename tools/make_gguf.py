@@ -51,6 +51,10 @@ def i32s(items):
     return struct.pack("<IIQ", 9, 5, len(items)) + struct.pack(f"<{len(items)}i", *items)
 
 
+def f32s(items):
+    return struct.pack("<IIQ", 9, 6, len(items)) + struct.pack(f"<{len(items)}f", *items)
+
+
 def widen(bf16):
     """BF16 bytes as F32 bytes."""
     out = bytearray(2 * len(bf16))

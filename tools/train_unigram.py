@@ -70,7 +70,7 @@ def main():
     parser.add_argument("books", type=pathlib.Path)
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    sentences = [json.loads(line) for line in args.corpus.read_text().splitlines()[:70]]
+    sentences = [json.loads(line) for line in args.corpus.read_text().split("\n")[:70]]
     sentences = [" ".join(s.split()) for s in sentences * 3 if isinstance(s, str) and len(s) < 2000]
     (args.folder / "train.txt").write_text("\n".join(args.books.read_text().split("\n")[:20000] + sentences) + "\n")
     wide = train(args.folder, "nmt_nfkc", vocab_size=8000, normalization_rule_name="nmt_nfkc", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)

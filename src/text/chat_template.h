@@ -17,9 +17,10 @@
 namespace livequant {
 
 struct ChatTemplateLimits {
-  int64_t max_steps = 4'000'000;                 // nodes evaluated and values copied
-  int64_t max_bytes = int64_t{64} << 20;         // of text made, of the output and on the way to it
-  static constexpr int kMaxDepth = 64;           // of statements, expressions, macros and values inside each other
+  int64_t max_steps = 2'000'000;          // nodes evaluated, values copied, 16 bytes of text read
+  int64_t max_bytes = int64_t{16} << 20;  // of text made, of the output and on the way to it
+  int64_t max_times = 16;                 // and the text of the variables may be made and read so many times more
+  static constexpr int kMaxDepth = 64;    // of statements, expressions, macros and values inside each other
   static constexpr size_t kMaxSource = 1 << 20;  // bytes of a template
 };
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "text/characters.h"
+#include "text/find.h"
 #include "text/utf8.h"
 
 namespace livequant {
@@ -27,7 +28,7 @@ Result<std::string> Replaced(const DecoderSteps::Step& step, std::string_view to
       put(begin, end);
     }
   } else {
-    for (size_t at = 0; (at = token.find(step.from, at)) != token.npos; at += step.from.size())
+    for (size_t at = 0; (at = FindText(token, step.from, at)) != token.npos; at += step.from.size())
       put(at, at + step.from.size());
   }
   out.append(token.substr(done));

@@ -4,11 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <memory>
 #include <optional>
 
 #include "io/file.h"
 #include "io/json.h"
-#include "text/utf8.h"
+#include "text/gguf_fields.h"
+#include "text/gguf_sentencepiece.h"
 
 namespace livequant {
 namespace {
@@ -46,24 +48,19 @@ constexpr NamedPreTokenizer kPreTokenizers[] = {
 };
 static_assert(kPreTokenizers[1].pattern.starts_with(kContractions));
 
-// token_type of the file.
-enum : int64_t { kNormal = 1, kUnknown = 2, kControl = 3, kUserDefined = 4, kUnused = 5, kByte = 6 };
-
-class Reader {
+class ByteLevelReader {
  public:
-  Reader(const Gguf& gguf, std::string_view what) : gguf_(gguf), what_(what) {}
+  explicit ByteLevelReader(const GgufFields& fields) : fields_(fields) {}
 
+  // The text of the tokenizer.json that the file was made from.
   Result<std::string> Read() {
-    LQ_ASSIGN_OR_RETURN(const std::string_view model, String("tokenizer.ggml.model"));
-    if (model != "gpt2")
-      return Bad(Code::kUnsupported, "tokenizer.ggml.model",
-                 fmt::format("is {}; only gpt2 (byte-level BPE) is read", Excerpt(model)));
-    LQ_ASSIGN_OR_RETURN(const std::string_view pre, String("tokenizer.ggml.pre"));
+    constexpr std::string_view kPre = "tokenizer.ggml.pre";
+    LQ_ASSIGN_OR_RETURN(const std::string_view pre, fields_.String(kPre));
     for (const NamedPreTokenizer& p : kPreTokenizers)
       if (std::find(std::begin(p.names), std::end(p.names), pre) != std::end(p.names)) pre_ = &p;
     if (pre_ == nullptr || pre.empty())
-      return Bad(Code::kUnsupported, "tokenizer.ggml.pre",
-                 fmt::format("is {}; gpt-2, llama-bpe and qwen2 are known here", Excerpt(pre)));
+      return fields_.Bad(Code::kUnsupported, kPre,
+                         fmt::format("is {}; gpt-2, llama-bpe and qwen2 are known here", Excerpt(pre)));
     LQ_RETURN_IF_ERROR(ReadTokens());
     LQ_RETURN_IF_ERROR(ReadMerges());
     LQ_RETURN_IF_ERROR(ReadTemplate());
@@ -71,64 +68,23 @@ class Reader {
   }
 
  private:
-  Status Bad(Code code, std::string_view key, const std::string& says) const {
-    return Status(code, fmt::format("{}: metadata {} {}", what_, Excerpt(key), says));
-  }
-  Result<std::string_view> String(std::string_view key) const {
-    const GgufValue* v = gguf_.Find(key);
-    const std::string_view* s = v == nullptr ? nullptr : std::get_if<std::string_view>(&v->value);
-    if (s == nullptr) return Bad(Code::kInvalidArgument, key, v == nullptr ? "is missing" : "is no string");
-    return *s;
-  }
-  // Strings, each valid UTF-8.
-  Result<const GgufArray*> Strings(std::string_view key) const {
-    const GgufValue* v = gguf_.Find(key);
-    const GgufArray* a = v == nullptr ? nullptr : std::get_if<GgufArray>(&v->value);
-    if (a == nullptr || a->element != GgufType::kString)
-      return Bad(Code::kInvalidArgument, key, v == nullptr ? "is missing" : "is no array of strings");
-    for (size_t i = 0; i < a->strings.size(); ++i)
-      if (InvalidUtf8At(a->strings[i]) != std::string_view::npos)
-        return Bad(Code::kInvalidArgument, key,
-                   fmt::format("holds {} at index {}, which is no UTF-8", Excerpt(a->strings[i]), i));
-    return a;
-  }
-  Result<bool> Flag(std::string_view key, bool absent) const {
-    const GgufValue* v = gguf_.Find(key);
-    if (v == nullptr) return absent;
-    const bool* b = std::get_if<bool>(&v->value);
-    if (b == nullptr) return Bad(Code::kInvalidArgument, key, "is no bool");
-    return *b;
-  }
-
   Status ReadTokens() {
-    LQ_ASSIGN_OR_RETURN(const GgufArray* tokens, Strings("tokenizer.ggml.tokens"));
-    constexpr size_t kMostTokens = size_t{1} << 22;
-    if (tokens->strings.empty() || tokens->strings.size() > kMostTokens)
-      return Bad(Code::kOutOfRange, "tokenizer.ggml.tokens",
-                 fmt::format("has {} tokens; 1 to {} are allowed", tokens->strings.size(), kMostTokens));
-    tokens_ = tokens;
-    const GgufValue* v = gguf_.Find("tokenizer.ggml.token_type");
-    const GgufArray* types = v == nullptr ? nullptr : std::get_if<GgufArray>(&v->value);
-    if (types == nullptr || (types->element != GgufType::kI32 && types->element != GgufType::kU32))
-      return Bad(Code::kInvalidArgument, "tokenizer.ggml.token_type",
-                 v == nullptr ? "is missing" : "is no array of 32-bit integers");
-    if (types->count != tokens->count)
-      return Bad(Code::kInvalidArgument, "tokenizer.ggml.token_type",
-                 fmt::format("has {} entries; tokenizer.ggml.tokens has {}", types->count, tokens->count));
+    constexpr std::string_view kTokens = "tokenizer.ggml.tokens";
+    LQ_ASSIGN_OR_RETURN(tokens_, fields_.Tokens());
+    LQ_ASSIGN_OR_RETURN(const GgufArray* types, fields_.TokenTypes(tokens_->count));
     vocab_ = json::object();
     added_ = json::array();
-    for (size_t i = 0; i < tokens->strings.size(); ++i) {
-      const std::string token(tokens->strings[i]);
+    for (size_t i = 0; i < tokens_->strings.size(); ++i) {
+      const std::string token(tokens_->strings[i]);
       const int64_t type = GgufInteger(*types, i);
       if (type == kUnused) continue;
       if (type != kNormal && type != kControl && type != kUserDefined)
-        return Bad(Code::kUnsupported, "tokenizer.ggml.token_type",
-                   fmt::format("is {} at index {}; byte-level BPE has types 1, 3, 4 and 5", type, i));
-      if (token.empty())
-        return Bad(Code::kInvalidArgument, "tokenizer.ggml.tokens", fmt::format("is empty at index {}", i));
+        return fields_.Bad(Code::kUnsupported, "tokenizer.ggml.token_type",
+                           fmt::format("is {} at index {}; byte-level BPE has types 1, 3, 4 and 5", type, i));
       if (vocab_.contains(token))
-        return Bad(Code::kInvalidArgument, "tokenizer.ggml.tokens",
-                   fmt::format("holds {} at index {} and at {}", Excerpt(token), vocab_[token].get<size_t>(), i));
+        return fields_.Bad(
+            Code::kInvalidArgument, kTokens,
+            fmt::format("holds {} at index {} and at {}", Excerpt(token), vocab_[token].get<size_t>(), i));
       vocab_[token] = i;
       if (type != kNormal)
         added_.push_back({{"id", i},
@@ -143,7 +99,7 @@ class Reader {
   }
 
   Status ReadMerges() {
-    LQ_ASSIGN_OR_RETURN(const GgufArray* merges, Strings("tokenizer.ggml.merges"));
+    LQ_ASSIGN_OR_RETURN(const GgufArray* merges, fields_.Strings("tokenizer.ggml.merges"));
     merges_ = json::array();
     for (const std::string_view m : merges->strings) merges_.push_back(std::string(m));
     return {};
@@ -153,17 +109,13 @@ class Reader {
   Result<std::optional<std::pair<int64_t, std::string>>> Edge(std::string_view flag, std::string_view id_key,
                                                               bool absent) const {
     std::optional<std::pair<int64_t, std::string>> none;
-    LQ_ASSIGN_OR_RETURN(const bool on, Flag(flag, absent));
-    if (!on) return none;
-    const GgufValue* v = gguf_.Find(id_key);
-    const uint64_t* id = v == nullptr ? nullptr : std::get_if<uint64_t>(&v->value);
-    if (id == nullptr)
-      return Bad(Code::kInvalidArgument, id_key,
-                 fmt::format("is {}, but {} asks for it", v == nullptr ? "missing" : "no id", flag));
-    if (*id >= tokens_->strings.size() || !vocab_.contains(std::string(tokens_->strings[*id])))
-      return Bad(Code::kOutOfRange, id_key,
-                 fmt::format("is {}; it must be one of {} tokens in use", *id, tokens_->strings.size()));
-    return std::optional(std::pair(static_cast<int64_t>(*id), std::string(tokens_->strings[*id])));
+    LQ_ASSIGN_OR_RETURN(const std::optional<int32_t> id, fields_.Edge(flag, absent, id_key, tokens_->count));
+    if (!id) return none;
+    std::string token(tokens_->strings[static_cast<size_t>(*id)]);
+    if (!vocab_.contains(token))
+      return fields_.Bad(Code::kOutOfRange, id_key,
+                         fmt::format("is {}; it must be one of {} tokens in use", *id, tokens_->count));
+    return std::optional(std::pair(int64_t{*id}, std::move(token)));
   }
 
   Status ReadTemplate() {
@@ -171,8 +123,8 @@ class Reader {
                         Edge("tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id", pre_->adds_bos));
     LQ_ASSIGN_OR_RETURN(const auto eos, Edge("tokenizer.ggml.add_eos_token", "tokenizer.ggml.eos_token_id", false));
     for (const char* key : {"tokenizer.ggml.add_space_prefix", "tokenizer.ggml.add_sep_token"}) {
-      LQ_ASSIGN_OR_RETURN(const bool on, Flag(key, false));
-      if (on) return Bad(Code::kUnsupported, key, "is true; only false is known here");
+      LQ_ASSIGN_OR_RETURN(const bool on, fields_.Flag(key, false));
+      if (on) return fields_.Bad(Code::kUnsupported, key, "is true; only false is known here");
     }
     if (!bos && !eos) return {};
     json single = json::array(), special = json::object();
@@ -218,8 +170,7 @@ class Reader {
         .dump();
   }
 
-  const Gguf& gguf_;
-  std::string_view what_;
+  const GgufFields& fields_;
   const NamedPreTokenizer* pre_ = nullptr;
   const GgufArray* tokens_ = nullptr;
   json vocab_, added_, merges_, processor_;
@@ -227,16 +178,30 @@ class Reader {
 
 }  // namespace
 
-Result<std::string> GgufTokenizerJson(const Gguf& gguf, std::string_view what) { return Reader(gguf, what).Read(); }
+Result<Tokenizer> GgufTokenizer(const Gguf& gguf, std::string_view what) {
+  const GgufFields fields(gguf, what);
+  constexpr std::string_view kModel = "tokenizer.ggml.model";
+  LQ_ASSIGN_OR_RETURN(const std::string_view model, fields.String(kModel));
+  if (model == "llama") {
+    auto impl = std::make_shared<Tokenizer::Impl>();
+    LQ_RETURN_IF_ERROR(ReadGgufSentencePiece(fields, impl.get()));
+    return Tokenizer::Of(std::move(impl));
+  }
+  if (model != "gpt2")
+    return fields.Bad(
+        Code::kUnsupported, kModel,
+        fmt::format("is {}; gpt2 (byte-level BPE) and llama (SentencePiece BPE) are read", Excerpt(model)));
+  LQ_ASSIGN_OR_RETURN(const std::string json, ByteLevelReader(fields).Read());
+  Result<Tokenizer> tokenizer = Tokenizer::Parse(json);
+  if (tokenizer.ok()) return tokenizer;
+  return Status(tokenizer.status().code(),
+                fmt::format("{}: its tokenizer as tokenizer.json: {}", what, tokenizer.status().message()));
+}
 
 Result<Tokenizer> LoadGgufTokenizer(const std::string& path) {
   LQ_ASSIGN_OR_RETURN(const MappedFile file, MappedFile::Open(path));
   LQ_ASSIGN_OR_RETURN(const Gguf gguf, Gguf::Parse(file.bytes(), path));
-  LQ_ASSIGN_OR_RETURN(const std::string json, GgufTokenizerJson(gguf, path));
-  Result<Tokenizer> tokenizer = Tokenizer::Parse(json);
-  if (tokenizer.ok()) return tokenizer;
-  return Status(tokenizer.status().code(),
-                fmt::format("{}: its tokenizer as tokenizer.json: {}", path, tokenizer.status().message()));
+  return GgufTokenizer(gguf, path);
 }
 
 }  // namespace livequant

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "text/characters.h"
+#include "text/find.h"
 #include "text/utf8.h"
 
 namespace livequant {
@@ -158,7 +159,7 @@ Result<std::string> Replace(const NormalizerStep& step, std::string_view text, s
       LQ_RETURN_IF_ERROR(put(begin, end));
     }
   } else {
-    for (size_t at = 0; (at = text.find(step.literal, at)) != text.npos; at += step.literal.size())
+    for (size_t at = 0; (at = FindText(text, step.literal, at)) != text.npos; at += step.literal.size())
       LQ_RETURN_IF_ERROR(put(at, at + step.literal.size()));
   }
   out.append(text.substr(done));

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "text/find.h"
 #include "text/utf8.h"
 
 namespace livequant {
@@ -44,7 +45,7 @@ Status PreTokenizer::Find(size_t index, std::string_view piece, std::vector<Part
       match(begin, end);
     }
   } else if (const auto* literal = std::get_if<std::string>(&step.pattern)) {
-    for (size_t at = 0; (at = piece.find(*literal, at)) != piece.npos; at += literal->size())
+    for (size_t at = 0; (at = FindText(piece, *literal, at)) != piece.npos; at += literal->size())
       match(at, at + literal->size());
   } else {
     const auto is = std::get<PreTokenizerStep::Predicate>(step.pattern);

@@ -11,6 +11,7 @@
 
 #include "io/json.h"
 #include "text/characters.h"
+#include "text/find.h"
 #include "text/template_lexer.h"
 #include "text/utf8.h"
 
@@ -74,11 +75,6 @@ std::string Titled(std::string_view text, Starts&& starts) {
   return out;
 }
 
-size_t CountCharacters(std::string_view text) {
-  return static_cast<size_t>(
-      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
-}
-
 std::string_view StripCharacters(std::string_view text, const V* chars, bool left, bool right) {
   if (chars == nullptr || chars->kind != V::kString) return StripPython(text, left, right);
   const std::string_view set = *chars->text;
@@ -103,6 +99,13 @@ std::string_view StripCharacters(std::string_view text, const V* chars, bool lef
   return text;
 }
 
+// Where `what` begins for the last time. Both turned round, so that this too is linear.
+size_t FindLast(std::string_view text, std::string_view what) {
+  const std::string back(text.rbegin(), text.rend());
+  const size_t at = FindText(back, std::string(what.rbegin(), what.rend()));
+  return at == text.npos ? text.npos : text.size() - at - what.size();
+}
+
 Result<V> Replace(Budget& budget, int line, std::string_view text, std::string_view from, std::string_view to,
                   int64_t count) {
   std::string out;
@@ -123,7 +126,7 @@ Result<V> Replace(Budget& budget, int line, std::string_view text, std::string_v
     }
     return Text(budget, line, std::move(out));
   }
-  for (size_t at = 0; fits() && count != 0 && (at = text.find(from, done)) != text.npos; --count) {
+  for (size_t at = 0; fits() && count != 0 && (at = FindText(text, from, done)) != text.npos; --count) {
     out.append(text.substr(done, at - done)).append(to);
     done = at + from.size();
   }
@@ -175,12 +178,15 @@ Result<V> SplitText(Budget& budget, const Args& args, std::string_view text, boo
     LQ_ASSIGN_OR_RETURN(const std::string* sep, StringArgument(args, 0, "sep", "split"));
     if (sep->empty()) return Wrong(args.line, "split by an empty separator");
     if (from_right) {
-      for (size_t at = 0; left-- != 0 && (at = text.rfind(*sep)) != text.npos; text = text.substr(0, at))
-        LQ_RETURN_IF_ERROR(put(text.substr(at + sep->size())));
+      const std::string back(text.rbegin(), text.rend()), what(sep->rbegin(), sep->rend());
+      size_t done = 0;  // bytes of `back` that are parts
+      for (size_t at = 0; left-- != 0 && (at = FindText(back, what, done)) != back.npos; done = at + what.size())
+        LQ_RETURN_IF_ERROR(put(text.substr(text.size() - at, at - done)));
+      text.remove_suffix(done);
       LQ_RETURN_IF_ERROR(put(text));
       std::reverse(parts.begin(), parts.end());
     } else {
-      for (size_t at = 0; left-- != 0 && (at = text.find(*sep)) != text.npos; text = text.substr(at + sep->size()))
+      for (size_t at = 0; left-- != 0 && (at = FindText(text, *sep)) != text.npos; text = text.substr(at + sep->size()))
         LQ_RETURN_IF_ERROR(put(text.substr(0, at)));
       LQ_RETURN_IF_ERROR(put(text));
     }
@@ -228,10 +234,10 @@ Result<V> StringMethod(Budget& budget, const std::string& name, const std::strin
     if (name == "count") {
       if (what->empty()) return V::Int(static_cast<int64_t>(CountCharacters(text)) + 1);
       int64_t n = 0;
-      for (size_t at = 0; (at = text.find(*what, at)) != text.npos; at += what->size()) ++n;
+      for (size_t at = 0; (at = FindText(text, *what, at)) != text.npos; at += what->size()) ++n;
       return V::Int(n);
     }
-    const size_t at = name == "find" ? text.find(*what) : text.rfind(*what);
+    const size_t at = name == "find" ? FindText(text, *what) : FindLast(text, *what);
     if (at == text.npos) return V::Int(-1);
     return V::Int(static_cast<int64_t>(CountCharacters(std::string_view(text).substr(0, at))));
   }
@@ -573,11 +579,27 @@ Result<V> NumberFilter(const std::string& name, const V& value, const Args& args
 
 }  // namespace
 
+size_t CountCharacters(std::string_view text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
 Status TemplateBudget::Charge(int line, size_t n_steps, size_t n_bytes) {
   steps -= static_cast<int64_t>(std::min<size_t>(n_steps, INT32_MAX));
   bytes -= static_cast<int64_t>(std::min<size_t>(n_bytes, INT64_MAX / 4));
   if (steps < 0) return TemplateError(Code::kOutOfRange, line, "more steps than the limit");
   if (bytes < 0) return TemplateError(Code::kOutOfRange, line, "more text and values than the limit");
+  return {};
+}
+
+Status TemplateBudget::Look(int line, const V& value) {
+  return Charge(line, 1 + (value.kind == V::kString ? value.text->size() / kTemplateBytesAStep : 0), 0);
+}
+
+Status TemplateBudget::Look(int line, const V& value, const Args& args) {
+  LQ_RETURN_IF_ERROR(Look(line, value));
+  for (const V& v : args.positional) LQ_RETURN_IF_ERROR(Look(line, v));
+  for (const auto& [name, v] : args.named) LQ_RETURN_IF_ERROR(Look(line, v));
   return {};
 }
 
@@ -669,9 +691,10 @@ Result<bool> TemplateContains(Budget& budget, int line, const V& haystack, const
       return false;
     case V::kString:
       if (needle.kind != V::kString) return Wrong(line, fmt::format("{} in a string", needle.TypeName()));
-      LQ_RETURN_IF_ERROR(budget.Charge(line, 1 + haystack.text->size() / 64, 0));
-      return haystack.text->find(*needle.text) != std::string::npos;
+      LQ_RETURN_IF_ERROR(budget.Look(line, haystack));
+      return FindText(*haystack.text, *needle.text) != std::string::npos;
     case V::kDict:
+      LQ_RETURN_IF_ERROR(budget.Look(line, needle));
       return needle.kind == V::kString && haystack.dict->Find(*needle.text) != nullptr;
     case V::kList: {
       const auto& items = haystack.list->items;
@@ -695,6 +718,7 @@ bool HasTemplateMethod(const V& object, std::string_view name) {
 }
 
 Result<V> CallTemplateMethod(Budget& budget, const std::string& name, const V& object, const Args& args) {
+  LQ_RETURN_IF_ERROR(budget.Look(args.line, object, args));
   if (!HasTemplateMethod(object, name))
     return Unknown(args.line, fmt::format("method of a {}", object.TypeName()), name);
   if (object.kind == V::kString) return StringMethod(budget, name, *object.text, args);
@@ -714,6 +738,7 @@ Result<V> CallTemplateMethod(Budget& budget, const std::string& name, const V& o
 
 Result<V> ApplyTemplateFilter(Budget& budget, const std::string& name, const V& value, const Args& args) {
   const int line = args.line;
+  LQ_RETURN_IF_ERROR(budget.Look(line, value, args));
   if (name == "default" || name == "d") {
     if (value.kind == V::kUndefined || (Flag(args, 1, "boolean", false) && !value.Truth())) {
       const V* other = args.Get(0, "default_value");
@@ -797,7 +822,7 @@ Result<V> ApplyTemplateFilter(Budget& budget, const std::string& name, const V& 
 
 Result<bool> ApplyTemplateTest(Budget& budget, const std::string& name, const V& value, const Args& args) {
   const int line = args.line;
-  LQ_RETURN_IF_ERROR(budget.Charge(line, 1, 0));
+  LQ_RETURN_IF_ERROR(budget.Look(line, value, args));
   if (name == "defined") return value.kind != V::kUndefined;
   if (name == "undefined") return value.kind == V::kUndefined;
   if (name == "none") return value.kind == V::kNone;

@@ -13,6 +13,8 @@
 
 namespace livequant {
 
+struct TemplateArguments;
+
 // What one rendering may still use.
 struct TemplateBudget {
   int64_t steps, bytes;
@@ -20,6 +22,9 @@ struct TemplateBudget {
   size_t bytes_left() const { return bytes < 0 ? 0 : static_cast<size_t>(bytes); }
   // Pays for steps and for bytes of text or values. kOutOfRange: none left.
   Status Charge(int line, size_t n_steps, size_t n_bytes);
+  // Pays for reading a value, a text by its length; and the arguments with it.
+  Status Look(int line, const TemplateValue& value);
+  Status Look(int line, const TemplateValue& value, const TemplateArguments& arguments);
 };
 
 struct TemplateArguments {
@@ -42,6 +47,8 @@ Result<TemplateValue> CallTemplateMethod(TemplateBudget& budget, const std::stri
 // Whether a value of this kind has the method.
 bool HasTemplateMethod(const TemplateValue& object, std::string_view name);
 
+// Characters of a text in UTF-8.
+size_t CountCharacters(std::string_view text);
 // What a loop over the value sees. kInvalidArgument: not iterable.
 Result<std::vector<TemplateValue>> TemplateItems(TemplateBudget& budget, int line, const TemplateValue& value);
 // object[key], undefined where there is none. kInvalidArgument: object is undefined.

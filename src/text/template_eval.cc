@@ -54,7 +54,13 @@ enum class Flow { kOn, kBreak, kContinue };
 class Evaluator {
  public:
   Evaluator(std::optional<int64_t> now, const ChatTemplateLimits& limits)
-      : budget_{limits.max_steps, limits.max_bytes, now} {}
+      : budget_{limits.max_steps, limits.max_bytes, now}, times_(limits.max_times) {}
+
+  // A long conversation may be copied so many times more.
+  void AllowFor(int64_t bytes) {
+    budget_.bytes += times_ * bytes;
+    budget_.steps += times_ * bytes / static_cast<int64_t>(kTemplateBytesAStep);
+  }
 
   Status Define(const nlohmann::ordered_json& variables) {
     for (const auto& [name, json] : variables.items()) {
@@ -330,7 +336,8 @@ class Evaluator {
       case Expr::kItem: {
         LQ_ASSIGN_OR_RETURN(const V object, Eval(*e.kids[0], scope));
         LQ_ASSIGN_OR_RETURN(const V key, Eval(*e.kids[1], scope));
-        LQ_RETURN_IF_ERROR(budget_.Charge(e.line, object.kind == V::kString ? object.text->size() / 64 : 0, 0));
+        LQ_RETURN_IF_ERROR(budget_.Look(e.line, object));
+        LQ_RETURN_IF_ERROR(budget_.Look(e.line, key));
         return TemplateItem(e.line, object, key);
       }
       case Expr::kSlice:
@@ -503,9 +510,14 @@ class Evaluator {
     if (object.kind == V::kUndefined) return Wrong(e.line, fmt::format("{} is undefined", Excerpt(*object.text, 80)));
     if (object.kind != V::kList && object.kind != V::kString)
       return Wrong(e.line, fmt::format("a slice of {}", object.TypeName()));
-    LQ_ASSIGN_OR_RETURN(const std::vector<V> items, TemplateItems(budget_, e.line, object));
-    const auto n = static_cast<int64_t>(items.size());
     const int64_t step = part[2].value_or(1);
+    const bool whole = object.kind == V::kString && step == 1;  // a piece of the text, and no list of characters
+    LQ_RETURN_IF_ERROR(budget_.Look(e.line, object));
+    std::vector<V> items;
+    if (!whole) {
+      LQ_ASSIGN_OR_RETURN(items, TemplateItems(budget_, e.line, object));
+    }
+    const auto n = whole ? static_cast<int64_t>(CountCharacters(*object.text)) : static_cast<int64_t>(items.size());
     if (step == 0) return Wrong(e.line, "a slice with step 0");
     const int64_t low = step > 0 ? 0 : -1, high = step > 0 ? n : n - 1;
     const auto bound = [&](std::optional<int64_t> given, int64_t absent) {
@@ -513,6 +525,18 @@ class Evaluator {
       return std::clamp(*given < 0 ? *given + n : *given, low, high);
     };
     const int64_t begin = bound(part[0], step > 0 ? low : high), end = bound(part[1], step > 0 ? high : low);
+    if (whole) {
+      std::string_view text = *object.text;
+      const auto skip = [&](int64_t characters) {  // the bytes of so many
+        size_t bytes = 0;
+        for (int64_t i = 0; i < characters; ++i) bytes += static_cast<size_t>(NextUtf8(text.substr(bytes)).bytes);
+        return bytes;
+      };
+      text.remove_prefix(skip(std::min(begin, n)));
+      const std::string cut(text.substr(0, skip(std::max<int64_t>(end - begin, 0))));
+      LQ_RETURN_IF_ERROR(budget_.Charge(e.line, 0, cut.size()));
+      return V::String(cut);
+    }
     std::vector<V> out;
     for (int64_t i = begin; step > 0 ? i < end : i > end; i += step) out.push_back(items[static_cast<size_t>(i)]);
     if (object.kind == V::kList) return Made(e.line, V::List(std::move(out), object.list->tuple), 0);
@@ -639,6 +663,7 @@ class Evaluator {
         holds = holds == (op == "in");
       } else {
         if (left.kind == V::kUndefined || right.kind == V::kUndefined) return Operands(e.line, op, left, right);
+        LQ_RETURN_IF_ERROR(budget_.Look(e.line, left));
         const bool swap = op == ">" || op == "<=";
         LQ_ASSIGN_OR_RETURN(holds, TemplateLess(e.line, swap ? right : left, swap ? left : right));
         if (op == "<=" || op == ">=") holds = !holds;
@@ -650,9 +675,18 @@ class Evaluator {
   }
 
   TemplateBudget budget_;
+  int64_t times_;
   Scope root_;
   int depth_ = 0;
 };
+
+int64_t TextBytes(const nlohmann::ordered_json& v) {
+  if (v.is_string()) return static_cast<int64_t>(v.get_ref<const std::string&>().size());
+  int64_t bytes = 0;
+  if (v.is_structured())
+    for (const auto& item : v) bytes += TextBytes(item);
+  return bytes;
+}
 
 }  // namespace
 
@@ -663,7 +697,8 @@ Result<std::string> RenderTemplate(const ChatTemplate::Program& program, const n
                   fmt::format("chat template: variables are {}, not an object", variables.type_name()));
   Evaluator evaluator(now, limits);
   LQ_RETURN_IF_ERROR(evaluator.Define(program.globals));
-  LQ_RETURN_IF_ERROR(evaluator.Define(variables));
+  LQ_RETURN_IF_ERROR(evaluator.Define(variables));  // refuses what is nested deeper than TextBytes could go
+  evaluator.AllowFor(TextBytes(variables));
   return evaluator.Run(program.body);
 }
 

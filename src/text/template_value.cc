@@ -378,7 +378,9 @@ bool PythonEqual(const V& a, const V& b, int64_t* steps) {
   if (a.kind != b.kind) return false;
   switch (a.kind) {
     case V::kString:
-      return *a.text == *b.text;
+      if (a.text->size() != b.text->size()) return false;
+      *steps -= static_cast<int64_t>(a.text->size() / kTemplateBytesAStep);
+      return *steps >= 0 && *a.text == *b.text;
     case V::kList:
       return a.list->tuple == b.list->tuple && a.list->items.size() == b.list->items.size() &&
              std::equal(a.list->items.begin(), a.list->items.end(), b.list->items.begin(),
@@ -386,6 +388,7 @@ bool PythonEqual(const V& a, const V& b, int64_t* steps) {
     case V::kDict:
       return a.dict->items.size() == b.dict->items.size() &&
              std::all_of(a.dict->items.begin(), a.dict->items.end(), [&](const auto& item) {
+               *steps -= static_cast<int64_t>(item.first.size() / kTemplateBytesAStep);
                const V* other = b.dict->Find(item.first);
                return other != nullptr && PythonEqual(item.second, *other, steps);
              });

@@ -73,7 +73,9 @@ bool AppendPython(const TemplateValue& v, bool repr, size_t limit, std::string* 
 // Python's json.dumps(v, ensure_ascii=False, indent=indent); indent < 0: none. False also for
 // what JSON does not have: *out is then within the limit.
 bool AppendJson(const TemplateValue& v, int indent, int level, size_t limit, std::string* out);
-// Python's ==. *steps is charged for each pair of values.
+// Reading so many bytes of text is one step.
+inline constexpr size_t kTemplateBytesAStep = 16;
+// Python's ==. *steps is charged for each pair of values, texts by their length.
 bool PythonEqual(const TemplateValue& a, const TemplateValue& b, int64_t* steps);
 
 }  // namespace livequant

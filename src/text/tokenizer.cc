@@ -71,12 +71,16 @@ const Token* Tokenizer::Impl::Find(int32_t id) const {
   return at != tokens.end() && at->id == id ? &*at : nullptr;
 }
 
-Result<Tokenizer> Tokenizer::Parse(std::string_view json) {
-  auto impl = std::make_shared<Impl>();
-  LQ_RETURN_IF_ERROR(ParseTokenizerJson(json, impl.get()));
+Tokenizer Tokenizer::Of(std::shared_ptr<const Impl> impl) {
   Tokenizer tokenizer;
   tokenizer.impl_ = std::move(impl);
   return tokenizer;
+}
+
+Result<Tokenizer> Tokenizer::Parse(std::string_view json) {
+  auto impl = std::make_shared<Impl>();
+  LQ_RETURN_IF_ERROR(ParseTokenizerJson(json, impl.get()));
+  return Of(std::move(impl));
 }
 
 Result<Tokenizer> Tokenizer::Load(const std::string& path) {

@@ -230,15 +230,8 @@ Status Parser::Bpe(Fields& model) {
     if (known == vocab_.end()) return Bad("model.unk_token", fmt::format("{} is not in model.vocab", Excerpt(token)));
     bpe.unk = known->second;
   }
-  LQ_RETURN_IF_ERROR(Merges(model.Take("merges"), &bpe));
-  constexpr std::string_view kStart = BpeModel::kWordStart;
-  bpe.cut_at_words = !byte_level_ && !bpe.ignore_merges && vocab_.contains(std::string(kStart)) &&
-                     std::none_of(bpe.merges.begin(), bpe.merges.end(), [&](const Merge& merge) {
-                       std::string_view token = out_.Find(merge.result)->spelling;
-                       while (token.starts_with(kStart)) token.remove_prefix(kStart.size());
-                       return token.find(kStart) != token.npos;
-                     });
-  return {};
+  bpe.cut_at_words = !byte_level_ && !bpe.ignore_merges && vocab_.contains(BpeModel::kWordStart);
+  return Merges(model.Take("merges"), &bpe);
 }
 
 Status Parser::Unigram(Fields& model) {
@@ -269,8 +262,7 @@ Status Parser::Unigram(Fields& model) {
 
 Status Parser::Merges(const json& value, BpeModel* model) {
   if (!value.is_array()) return Bad("model.merges", fmt::format("{}, not an array", value.type_name()));
-  model->ranks = MergeTable(value.size());
-  model->merges.reserve(value.size());
+  model->merges = MergeTable(value.size());
   for (size_t i = 0; i < value.size(); ++i) {
     const json& entry = value[i];
     const auto where = [&] { return fmt::format("model.merges[{}]", i); };
@@ -290,16 +282,16 @@ Status Parser::Merges(const json& value, BpeModel* model) {
     }
     if (left.empty() || right.empty()) return Bad(where(), "merges an empty token");
     const std::string both = left + right;  // outlives the pairs below, which refer to it
-    Merge merge{};
+    int32_t left_id = 0, right_id = 0, result = 0;
     for (const auto& [spelling, id] :
-         {std::pair<const std::string&, int32_t*>(left, &merge.left), {right, &merge.right}, {both, &merge.result}}) {
+         {std::pair<const std::string&, int32_t*>(left, &left_id), {right, &right_id}, {both, &result}}) {
       const auto at = vocab_.find(spelling);
       if (at == vocab_.end()) return Bad(where(), fmt::format("{} is not in model.vocab", Excerpt(spelling)));
       *id = at->second;
     }
-    if (!model->ranks.Add(merge.left, merge.right, static_cast<uint32_t>(i)))
+    if (!model->merges.Add(left_id, right_id, {static_cast<uint32_t>(i), result}))
       return Bad(where(), fmt::format("{} {} is merged twice", Excerpt(left), Excerpt(right)));
-    model->merges.push_back(merge);
+    model->cut_at_words = model->cut_at_words && !BpeModel::SpansWords(both);
   }
   return {};
 }

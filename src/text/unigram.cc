@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "io/json.h"
@@ -14,11 +15,15 @@ namespace {
 
 constexpr double kUnkPenalty = 10;
 
+// Where the search for an edge begins in a table of 2^k. One multiplication, for encoding is little else; keys differ
+// in their low bits, which it carries to the top.
+size_t FirstSlot(uint64_t key, size_t slots) { return (key * 0x9E3779B97F4A7C15u) >> (64 - std::countr_zero(slots)); }
+
 }  // namespace
 
 uint32_t UnigramModel::Child(uint32_t node, unsigned char byte) const {
   const uint64_t key = (uint64_t{node} << 8 | byte) + 1;
-  size_t i = Mix64(key) & (edges_.size() - 1);
+  size_t i = FirstSlot(key, edges_.size());
   while (edges_[i].key != 0 && edges_[i].key != key) i = (i + 1) & (edges_.size() - 1);
   return edges_[i].key == 0 ? kNoNode : edges_[i].node;
 }
@@ -27,7 +32,7 @@ uint32_t UnigramModel::AddChild(uint32_t node, unsigned char byte) {
   if (const uint32_t known = Child(node, byte); known != kNoNode) return known;
   if (2 * (node_id_.size() + 1) > edges_.size()) Grow();
   const uint64_t key = (uint64_t{node} << 8 | byte) + 1;
-  size_t i = Mix64(key) & (edges_.size() - 1);
+  size_t i = FirstSlot(key, edges_.size());
   while (edges_[i].key != 0) i = (i + 1) & (edges_.size() - 1);
   edges_[i] = {key, static_cast<uint32_t>(node_id_.size())};
   node_id_.push_back(-1);
@@ -39,7 +44,7 @@ void UnigramModel::Grow() {
   old.swap(edges_);
   for (const Edge& edge : old) {
     if (edge.key == 0) continue;
-    size_t i = Mix64(edge.key) & (edges_.size() - 1);
+    size_t i = FirstSlot(edge.key, edges_.size());
     while (edges_[i].key != 0) i = (i + 1) & (edges_.size() - 1);
     edges_[i] = edge;
   }

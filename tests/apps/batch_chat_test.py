@@ -37,6 +37,16 @@ class Case(unittest.TestCase):
         self.dir = pathlib.Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.dir)
 
+    def windowed(self):
+        """The embedded model with queries that see 130 rows."""
+        config = json.loads((MODEL / "config.json").read_text()) | {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 130}
+        model = self.dir / "windowed"
+        model.mkdir()
+        (model / "config.json").write_text(json.dumps(config))
+        for name in ["tokenizer.json", "model.safetensors"]:
+            os.symlink(MODEL / name, model / name)
+        return model
+
     def refused(self, code, *args, says=(), stdin=""):
         got, out, err = run(*args, stdin=stdin)
         self.assertEqual(got, code, f"{args}: {err}")
@@ -67,6 +77,17 @@ class Batch(Case):
                 want = json.loads(good("run", *(w for pair in flags.items() for w in pair), "--json", stdin=request["prompt"]))
                 for key in ["text", "token_ids", "finish_reason", "prompt_tokens"]:
                     self.assertEqual(x[key], want[key], (preset, key, request))
+
+    def test_eight_requests_in_a_window_equal_eight_runs(self):
+        model = self.windowed()
+        requests = [{"prompt": BOOKS[2000 * i:2000 * i + 60 + 260 * i], "n": 8 + i} for i in range(8)]
+        for preset in ["f16", "int4"]:
+            common = ["-m", model, "--kv-cache-dtype", preset]
+            got = [json.loads(line) for line in good("run", "--prompts", self.file(*requests), "--batch", 8, *common).splitlines()]
+            for request, x in zip(requests, got):
+                want = json.loads(good("run", *common, "-n", request["n"], "--json", stdin=request["prompt"]))
+                self.assertEqual([x[k] for k in ["text", "token_ids", "finish_reason", "prompt_tokens"]],
+                                 [want[k] for k in ["text", "token_ids", "finish_reason", "prompt_tokens"]], (preset, request))
 
     def test_json_and_how_many_at_once(self):
         path = self.file(*({"prompt": BOOKS[500 * i:500 * i + 300], "n": 20} for i in range(6)))
@@ -136,6 +157,16 @@ class Chat(Case):
                 self.assertEqual(turn["prompt_token_ids"][:len(before["prompt_token_ids"]) + 24], before["prompt_token_ids"] + before["token_ids"])
                 self.assertEqual(turn["reused_rows"], before["cache_rows"])
             self.assertEqual(chat["turns"][2]["prefilled_rows"], 1)  # the empty line
+
+    def test_turns_in_a_window(self):
+        model = self.windowed()
+        lines = [BOOKS[:1500].replace("\n", " "), " And then " + BOOKS[4000:4900].replace("\n", " "), "", " so"]
+        for preset in ["f16", "int4"]:
+            chat = json.loads(good("run", "-i", "-m", model, "-n", 24, "--ignore-eos", "--kv-cache-dtype", preset, "--json", stdin="\n".join(lines)))
+            self.assertGreater(len(chat["turns"][0]["prompt_token_ids"]), 260)
+            self.check_turns(chat, preset, model)
+            for before, turn in zip(chat["turns"], chat["turns"][1:]):
+                self.assertEqual(turn["reused_rows"], before["cache_rows"])
 
     def test_the_models_template(self):
         model = self.with_template()

@@ -226,7 +226,9 @@ TEST(Hostile, GgufTokenizers) {
   };
   const Edit edits[] = {
       {"no model", [](B& b) { b.Remove("tokenizer.ggml.model"); }, "\"tokenizer.ggml.model\" is missing"},
-      {"SentencePiece", [](B& b) { b.Set("tokenizer.ggml.model", B::String("llama")); }, "is \"llama\""},
+      {"another model", [](B& b) { b.Set("tokenizer.ggml.model", B::String("rwkv")); }, "is \"rwkv\""},
+      {"SentencePiece with a pre-tokenizer", [](B& b) { b.Set("tokenizer.ggml.model", B::String("llama")); },
+       "with model llama"},
       {"no pre", [](B& b) { b.Remove("tokenizer.ggml.pre"); }, "\"tokenizer.ggml.pre\" is missing"},
       {"empty pre", [](B& b) { b.Set("tokenizer.ggml.pre", B::String("")); }, "gpt-2, llama-bpe and qwen2"},
       {"unknown pre", [](B& b) { b.Set("tokenizer.ggml.pre", B::String("tekken")); }, "tekken"},

@@ -77,6 +77,30 @@ TEST(Batch, OfEightEqualsEightSingleRunsForEveryPreset) {
   }
 }
 
+// Queries that see a window of rows: of every layer under every preset, and of some layers under those that fit so
+// short a one. Prompts and answers go far beyond it, so that rows leave while others join.
+TEST(Batch, OfEightInSlidingWindowsEqualsEightSingleRuns) {
+  Rng rng(7);
+  ThreadPool pool(2);
+  TinyLlama tiny{.layers = 1, .head_dim = 64, .max_positions = 1024};
+  tiny.Fill(rng, "BF16");
+  const auto everywhere = LoadWindowed(tiny, 200);
+  const auto some = Llama::Load(LIVEQUANT_SOURCE_DIR "/tests/model/golden/qwen2_layers");
+  ASSERT_TRUE(some.ok()) << some.status().ToString();
+  const auto expect = [&](const std::shared_ptr<const Llama>& model, const std::string& name, int64_t longest) {
+    SCOPED_TRACE(name);
+    std::vector<BatchRequest> requests = RandomRequests(rng, 8, longest, 20, model->config().vocab_size);
+    requests[0].prompt = RandomTokens(rng, longest, model->config().vocab_size, 3);
+    const CacheSchema schema = SchemaOf(*model, name);
+    const auto run = RunBatch(model, schema, requests, {.max_num_seqs = 8, .prefill_chunk = 100}, pool);
+    ASSERT_TRUE(run.ok()) << run.status().ToString();
+    EXPECT_EQ(run->most_at_once, 8);
+    ExpectAsAlone(model, schema, requests, *run, pool);
+  };
+  for (const std::string& name : PresetNames()) expect(everywhere, name, 600);
+  for (const char* name : {"f32", "fp8_e4m3", "int4", "qserve4"}) expect(*some, name, 200);
+}
+
 // More requests than sequences, any budget that holds the longest, any chunk: nothing runs out, nothing changes.
 TEST(Batch, RandomRequestsUnderRandomBudgetsEqualSingleRuns) {
   TinyLlama tiny{.head_dim = 64};

@@ -91,6 +91,47 @@ TEST_F(ContinueTest, ARewrittenHistoryEqualsAFreshRun) {
   EXPECT_GT(kept_rows, 0);
 }
 
+// Sliding windows: turns that go on, and histories cut behind rows that have left the window since.
+TEST(ContinueInAWindow, EveryTurnEqualsAFreshRunForEveryPreset) {
+  Rng seed(5);
+  ThreadPool pool(1);
+  TinyLlama tiny{.layers = 1, .head_dim = 64, .max_positions = 1024};
+  tiny.Fill(seed, "BF16");
+  const auto everywhere = LoadWindowed(tiny, 200);
+  const auto some = Llama::Load(LIVEQUANT_SOURCE_DIR "/tests/model/golden/qwen2_layers");
+  ASSERT_TRUE(some.ok()) << some.status().ToString();
+  const auto expect = [&](Rng& rng, const std::shared_ptr<const Llama>& model, const std::string& name,
+                          int64_t longest) {
+    SCOPED_TRACE(name);
+    const int64_t vocab = model->config().vocab_size;
+    auto session = Session::Open(model, SchemaOf(*model, name), {.prefill_chunk = 90}, pool);
+    auto fresh = Session::Open(model, SchemaOf(*model, name), {.prefill_chunk = 90}, pool);
+    ASSERT_TRUE(session.ok() && fresh.ok()) << session.status().ToString();
+    std::vector<int32_t> history = RandomTokens(rng, rng.Range(longest / 2, longest), vocab, 3);
+    for (int turn = 0; turn < 4; ++turn) {
+      const GenerateParams params{.max_new_tokens = rng.Range(1, 15), .ignore_eos = true};
+      const int64_t kept = static_cast<int64_t>((*session)->kept_tokens().size());
+      const auto out = (*session)->Continue(history, params), want = (*fresh)->Generate(history, params);
+      ASSERT_TRUE(out.ok()) << out.status().ToString();
+      ASSERT_TRUE(want.ok()) << want.status().ToString();
+      EXPECT_EQ(out->token_ids, want->token_ids);
+      EXPECT_EQ(out->cache_rows, want->cache_rows);
+      if (turn == 1) {
+        EXPECT_EQ(out->reused_rows, kept);  // went on
+      }
+      history.insert(history.end(), out->token_ids.begin(), out->token_ids.end());
+      if (turn > 0) history.resize(static_cast<size_t>(rng.Range(1, static_cast<int64_t>(history.size()))));
+      const std::vector<int32_t> more = RandomTokens(rng, rng.Range(1, longest / 4), vocab, 3);
+      history.insert(history.end(), more.begin(), more.end());
+    }
+    EXPECT_TRUE((*session)->cache().owner().CheckInvariants().ok());
+  };
+  ForAll(3, [&](Rng& rng) {
+    for (const std::string& name : PresetNames()) expect(rng, everywhere, name, 500);
+    for (const char* name : {"f32", "fp8_e4m3", "int4", "qserve4"}) expect(rng, *some, name, 100);
+  });
+}
+
 TEST_F(ContinueTest, ARefusedOrCancelledTurnLeavesASequenceThatGoesOn) {
   const auto session = Open("kivi2"), fresh = Open("kivi2");
   Rng rng(3);

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/rng.h"
@@ -26,12 +27,23 @@ inline std::shared_ptr<const Llama> LoadFrom(const TinyLlama& tiny) {
   return *model;
 }
 
+// `tiny` as a Mistral whose queries see `window` rows in every layer.
+inline std::shared_ptr<const Llama> LoadWindowed(const TinyLlama& tiny, int window) {
+  const TempDir dir;
+  tiny.Write(dir.path());
+  std::string config = tiny.ConfigJson();
+  for (const auto& [from, to] :
+       {std::pair<std::string, std::string>("\"LlamaForCausalLM\"", "\"MistralForCausalLM\""),
+        {"\"model_type\":\"llama\"", "\"model_type\":\"mistral\",\"sliding_window\":" + std::to_string(window)}})
+    config.replace(config.find(from), from.size(), to);
+  WriteText(dir.path() / "config.json", config);
+  auto model = Llama::Load(dir.path().string());
+  EXPECT_TRUE(model.ok()) << model.status().ToString();
+  return *model;
+}
+
 inline CacheSchema SchemaOf(const Llama& model, const std::string& name, int read_step = kStepwise) {
-  const LlamaConfig& c = model.config();
-  auto schema = PresetSchema(name, {.num_layers = c.num_hidden_layers,
-                                    .num_kv_heads = c.num_key_value_heads,
-                                    .head_dim = c.head_dim,
-                                    .rope = c.rope});
+  auto schema = PresetSchema(name, model.config().shape());
   EXPECT_TRUE(schema.ok()) << schema.status().ToString();
   schema->read_step = read_step;
   return *schema;

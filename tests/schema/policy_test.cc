@@ -157,6 +157,7 @@ TEST(Policy, RefusalsNameThePlace) {
       {R"({"version": 1, "base": "f16", "skip": ""})", Code::kNotFound, {"skip", "does not exist"}},
       {R"({"version": 1, "base": "f16", "scale_source": ""})", bad, {"scale_source", "\"\"", "dataset"}},
       {R"({"version": 1, "base": "f16", "bass": 1})", bad, {"bass", "unknown field", "pinned_rows"}},
+      {R"({"version": 1, "bass": "f16"})", bad, {"bass", "unknown field", "base"}},  // not: there is no base
       {R"({"version": 1, "base": "f16", "base": "kivi2"})", bad, {"base"}},
       {R"({"version": 1, "base": 3})", bad, {"base", "3", "not a string"}},
       {R"({"version": 1, "base": "f16", "k": {"kind": "integer", "bit": 4}})", bad, {"k.bit", "unknown field", "bits"}},

@@ -50,6 +50,11 @@ struct GgufBuilder {
     for (const int32_t i : items) bytes += LittleEndian(i);
     return Array(5, items.size(), bytes);
   }
+  static std::string Floats(const std::vector<float>& items) {
+    std::string bytes;
+    for (const float x : items) bytes += LittleEndian(x);
+    return Array(6, items.size(), bytes);
+  }
 
   std::string* Find(std::string_view key) {
     for (auto& [k, v] : pairs)

@@ -1,10 +1,10 @@
 // tests/text/tokenizer_ids.cc: ids of a whole corpus, for tools/tokenizer_compare.mjs.
 //
-//   tokenizer_ids TOKENIZER.json CORPUS.jsonl > IDS.jsonl
+//   tokenizer_ids TOKENIZER CORPUS.jsonl > IDS.jsonl
 //
-// CORPUS holds one JSON string a line, or {"hex": bytes that are not UTF-8}. A line of the output is {"ids", "text"}:
-// ids without special tokens, and what they decode to; or {"error"}. The last line says how fast the encoding alone
-// was.
+// TOKENIZER is a tokenizer.json or a GGUF file (.gguf). CORPUS holds one JSON string a line, or {"hex": bytes that are
+// not UTF-8}. A line of the output is {"ids", "text"}: ids without special tokens, and what they decode to; or
+// {"error"}. The last line says how fast the encoding alone was.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "text/gguf_tokenizer.h"
 #include "text/tokenizer.h"
 
 using namespace livequant;
@@ -19,10 +20,11 @@ using nlohmann::json;
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::fprintf(stderr, "usage: tokenizer_ids TOKENIZER.json CORPUS.jsonl\n");
+    std::fprintf(stderr, "usage: tokenizer_ids TOKENIZER CORPUS.jsonl\n");
     return 2;
   }
-  const Result<Tokenizer> tokenizer = Tokenizer::Load(argv[1]);
+  const Result<Tokenizer> tokenizer =
+      std::string(argv[1]).ends_with(".gguf") ? LoadGgufTokenizer(argv[1]) : Tokenizer::Load(argv[1]);
   if (!tokenizer.ok()) {
     std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
     return 1;
