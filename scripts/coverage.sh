@@ -12,13 +12,16 @@ declare -A SOURCES=(
   [json]="src/io/json.cc"
   [safetensors]="src/io/safetensors.cc"
   [index]="src/io/safetensors.cc"
-  [gguf]="src/io/gguf.cc src/model/gguf_config.cc src/model/gguf_source.cc src/text/gguf_tokenizer.cc"
+  [gguf]="src/io/gguf.cc src/model/gguf_config.cc src/model/gguf_source.cc src/text/gguf_fields.cc src/text/gguf_sentencepiece.cc src/text/gguf_tokenizer.cc"
   [loader]="src/model/fp8_weights.cc src/model/model_files.cc src/model/safetensors_source.cc src/model/weights.cc"
   [policy]="src/schema/policy.cc"
+  [config]="src/model/config.cc src/model/config_fields.cc src/model/config_rope.cc"
+  [tokenizer]="src/text/tokenizer_json.cc src/text/normalizer.cc src/text/pretokenizer.cc src/text/decoder.cc src/text/bpe.cc src/text/unigram.cc"
+  [chat_template]="src/text/template_lexer.cc src/text/template_parser.cc src/text/template_eval.cc src/text/template_builtins.cc src/text/template_value.cc"
 )
 # safetensors and index read two halves of one file: their corpora count together.
 targets=("$@")
-[[ ${#targets[@]} -gt 0 ]] || targets=(json safetensors index gguf loader policy)
+[[ ${#targets[@]} -gt 0 ]] || targets=(json safetensors index gguf loader policy config tokenizer chat_template)
 
 install_packages coverage
 floor=85

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the model of a Hugging Face directory (BF16, F16 or F32; byte-level BPE, if it has a tokenizer) as one GGUF file, for tests.
+"""Writes the model of a Hugging Face directory (BF16, F16 or F32; byte-level or SentencePiece BPE, if it has a tokenizer) as one GGUF file, for tests.
 
     tools/make_gguf.py MODEL_DIR OUT.gguf --type bf16|f32|f16|q8_0|q4_0 [--pre qwen2]
 
@@ -15,7 +15,8 @@ import struct
 
 ALIGNMENT = 32
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8, "bf16": 30}
-TOKEN_NORMAL, TOKEN_CONTROL, TOKEN_USER, TOKEN_UNUSED = 1, 3, 4, 5
+TOKEN_NORMAL, TOKEN_UNKNOWN, TOKEN_CONTROL, TOKEN_USER, TOKEN_UNUSED, TOKEN_BYTE = 1, 2, 3, 4, 5, 6
+SPACE = "\u2581"
 LAYER = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
          "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
          "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"}
@@ -142,6 +143,33 @@ def tokenizer_pairs(config, tokenizer, pre):
             "tokenizer.ggml.add_bos_token": boolean(bool(starts))}
 
 
+def pieces_of_json(document):
+    """[text, score, type] by id of a tokenizer.json of SentencePiece's kind, and whether it puts a space in front. A piece's score is minus
+    the place of the first merge that makes it."""
+    model = document["model"]
+    pieces = [None] * len(model["vocab"])
+    place = {}
+    for i, merge in enumerate(model["merges"]):
+        place.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), i)
+    for token, i in model["vocab"].items():
+        byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        # Characters come behind all merges, as they do in a trained model.
+        pieces[i] = [token, 0.0 if byte else -float(place.get(token, len(place) + i)), TOKEN_BYTE if byte else TOKEN_NORMAL]
+    for added in document["added_tokens"]:
+        if added["id"] == len(pieces):
+            pieces.append(None)
+        kind = TOKEN_UNKNOWN if added["content"] == model["unk_token"] else TOKEN_CONTROL if added["special"] else TOKEN_USER
+        pieces[added["id"]] = [added["content"], 0.0, kind]
+    return pieces, "Prepend" in json.dumps(document["normalizer"])
+
+
+def sentencepiece_pairs(pieces, prefix):
+    return {"tokenizer.ggml.model": string("llama"), "tokenizer.ggml.pre": string("default"),
+            "tokenizer.ggml.tokens": strings([p.replace(SPACE, " ") if kind == TOKEN_USER else p for p, _, kind in pieces]),
+            "tokenizer.ggml.scores": f32s([s for _, s, _ in pieces]), "tokenizer.ggml.token_type": i32s([k for _, _, k in pieces]),
+            "tokenizer.ggml.add_space_prefix": boolean(prefix)}
+
+
 def rope(config):
     """Scaling parameters, theta among them, whichever spelling the config has."""
     return {"rope_theta": config.get("rope_theta", 10000.0), **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
@@ -221,7 +249,9 @@ def main():
 
     pairs = metadata(config, architecture)
     if (args.model / "tokenizer.json").exists():
-        pairs |= tokenizer_pairs(config, json.loads((args.model / "tokenizer.json").read_text()), args.pre)
+        tokenizer = json.loads((args.model / "tokenizer.json").read_text())
+        byte_level = "ByteLevel" in json.dumps(tokenizer["pre_tokenizer"])
+        pairs |= tokenizer_pairs(config, tokenizer, args.pre) if byte_level else sentencepiece_pairs(*pieces_of_json(tokenizer))
     if (args.model / "chat_template.jinja").exists():
         pairs["tokenizer.chat_template"] = string((args.model / "chat_template.jinja").read_text())
     infos, data = b"", bytearray()

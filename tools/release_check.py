@@ -94,6 +94,16 @@ class Check:
             self.row("planted bugs", done.returncode == 0 and len(caught) >= 14, f"{len(caught)} planted, all caught" if done.returncode == 0 else done.stdout[-500:])
         self.row("planted bugs were run", bool(plants), f"{len(plants)} program")
 
+    def hostile(self):
+        kept = self.release / "hostile.json"
+        done = subprocess.run([sys.executable, ROOT / "tools/hostile_check.py", "--livequant", self.release / "livequant", "--json", kept], capture_output=True, text=True)
+        bad = [l for l in done.stdout.split("\n") if l.startswith("FAIL")]
+        rows = json.loads(kept.read_text())
+        self.data["hostile"] = rows
+        slowest, largest = max(r["seconds"] for r in rows), max(r["mib"] for r in rows)
+        self.row("hostile files, texts and templates: each in under 1 s of processor time and 64 MiB", done.returncode == 0,
+                 bad or f"{len(rows)} inputs, at most {slowest} s and {largest} MiB")
+
     def step(self):
         done = subprocess.run([self.release / "bench/step_bench", MODEL.relative_to(ROOT), "1024", str(min(2, os.cpu_count()))], capture_output=True, text=True,
                               cwd=ROOT)
@@ -108,7 +118,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     ap.add_argument("--build", type=lambda p: pathlib.Path(p).resolve(), default=ROOT / "build")
     ap.add_argument("--out", type=pathlib.Path, default=ROOT / "docs/results")
-    ap.add_argument("--only", default="reference,quality,ledger,owner,plants,step",
+    ap.add_argument("--only", default="reference,quality,ledger,owner,plants,hostile,step",
                     help="checks to run; rows of the others stay as they were")
     args = ap.parse_args()
     check = Check(args)

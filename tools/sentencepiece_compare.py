@@ -20,34 +20,12 @@ import tempfile
 
 import sentencepiece
 
-from make_gguf import boolean, f32s, i32s, string, strings, text, u32
-from sentencepiece_model import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER, read_model, write_model
-
-
-def pieces_of_json(document):
-    """[text, score, type] by id: a piece's score is minus the place of the first merge that makes it."""
-    model = document["model"]
-    pieces = [None] * len(model["vocab"])
-    place = {}
-    for i, merge in enumerate(model["merges"]):
-        place.setdefault("".join(merge.split(" ") if isinstance(merge, str) else merge), i)
-    for token, i in model["vocab"].items():
-        byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-        # Characters come behind all merges, as they do in a trained model.
-        pieces[i] = [token, 0.0 if byte else -float(place.get(token, len(place) + i)), BYTE if byte else NORMAL]
-    for added in document["added_tokens"]:
-        if added["id"] == len(pieces):
-            pieces.append([added["content"], 0.0, USER])
-        kind = UNKNOWN if added["content"] == model["unk_token"] else CONTROL if added["special"] else USER
-        pieces[added["id"]] = [added["content"], 0.0, kind]
-    return pieces
+from make_gguf import pieces_of_json, sentencepiece_pairs, text, u32
+from sentencepiece_model import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER, read_model, write_model
 
 
 def write_gguf(path, pieces, prefix):
-    pairs = {"tokenizer.ggml.model": string("llama"), "tokenizer.ggml.pre": string("default"),
-             "tokenizer.ggml.tokens": strings([p.replace(SPACE, " ") if kind == USER else p for p, _, kind in pieces]),
-             "tokenizer.ggml.scores": f32s([s for _, s, _ in pieces]), "tokenizer.ggml.token_type": i32s([k for _, _, k in pieces]),
-             "tokenizer.ggml.bos_token_id": u32(1), "tokenizer.ggml.add_space_prefix": boolean(prefix)}
+    pairs = {**sentencepiece_pairs(pieces, prefix), "tokenizer.ggml.bos_token_id": u32(1)}
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, len(pairs)) + b"".join(text(k) + v for k, v in pairs.items()))
 
 
@@ -62,7 +40,7 @@ def main():
     work = args.work or pathlib.Path(tempfile.mkdtemp())
     document = json.loads(args.model.read_text()) if args.model.suffix == ".json" else None
     if document:
-        pieces, prefix = pieces_of_json(document), "Prepend" in json.dumps(document["normalizer"])
+        pieces, prefix = pieces_of_json(document)
     else:
         pieces, prefix = read_model(args.model.read_bytes())
     if args.unused:

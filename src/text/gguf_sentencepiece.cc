@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <span>
 
 #include "io/file.h"
@@ -221,7 +222,7 @@ class Reader {
     struct Pair {
       int32_t left, right, result;
     };
-    std::vector<Pair> pairs;
+    std::deque<Pair> pairs;  // grows without a second copy
     const size_t most = kMergesAToken * tokens_->strings.size() + kMergesBesides;
     bool across_words = false, falls_apart = false;
     for (size_t i = 0; i < tokens_->strings.size(); ++i) {

@@ -47,6 +47,7 @@ class Tokenizer {
   const std::string& digest() const;  // SHA-256 of the file, hex
 
   struct Impl;  // private to text/ (tokenizer_impl.h)
+  // A tokenizer that text/ made otherwise than from tokenizer.json.
   static Tokenizer Of(std::shared_ptr<const Impl> impl);
 
  private:

@@ -18,7 +18,7 @@ namespace livequant {
 class UnigramModel {
  public:
   // The search costs up to this many steps a character.
-  static constexpr size_t kMaxTokenBytes = 256;
+  static constexpr size_t kMaxTokenBytes = 128;
 
   // kInvalidArgument: a token is there twice or empty; unk outside the list. kOutOfRange: a token above the limit.
   // `unk` -1: none. byte_fallback: a run without tokens is its <0x..> bytes, if all of them are tokens.

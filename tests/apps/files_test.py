@@ -71,6 +71,35 @@ class Gguf(Case):
         self.assertEqual((shown["kind"], shown["refused"], len(shown["tensors"])), ("GGUF", [], 74))
         self.assertEqual(shown["model_digest"], self.logits(path)["context"]["model"]["digest"])
 
+    def test_a_sentencepiece_tokenizer(self):
+        space, letters = "\u2581", "abcdefghijklmnopqrstuvwxyz,."
+        vocab = ["<unk>", "<s>", "</s>", space, *letters, "th", "the", space + "the", "an", "and", space + "and", space + "a"]
+        vocab += [chr(0x4e00 + i) for i in range(199 - len(vocab))]  # the model may answer with any id
+        merges = [["t", "h"], ["a", "n"], ["th", "e"], [space, "the"], ["an", "d"], [space, "and"], [space, "a"]]
+        special = [{"id": i, "content": c, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+                   for i, c in enumerate(vocab[:3])]
+        bos = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+               "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}}}
+        model = self.dir / "model"
+        shutil.copytree(SOURCE / "tests/model/golden/llama_bias", model)
+        (model / "tokenizer.json").write_text(json.dumps({
+            "version": "1.0", "truncation": None, "padding": None, "added_tokens": special,
+            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": space}, {"type": "Replace", "pattern": {"String": " "}, "content": space}]},
+            "pre_tokenizer": None, "post_processor": bos,
+            "decoder": {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": space}, "content": " "}, {"type": "Fuse"},
+                                                         {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+            "model": {"type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": False, "vocab": {t: i for i, t in enumerate(vocab)}, "merges": merges}}))
+        file = self.dir / "model.gguf"
+        subprocess.run([sys.executable, SOURCE / "tools/make_gguf.py", model, file, "--type", "f32"], check=True)
+        for prompt in ["the hand and a band", "then, the sea and  42 land.", "</s>the end"]:
+            want, got = (json.loads(good("run", "-m", m, "-p", prompt, "-n", 1, "--json")) for m in (model, file))
+            self.assertEqual((got["prompt_tokens"], got["token_ids"]), (want["prompt_tokens"], want["token_ids"]), prompt)
+        shown = json.loads(good("inspect", file, "--json"))
+        self.assertEqual((shown["refused"], shown["tokenizer"]["ids"]), ([], len(vocab)))
+        whole = file.read_bytes()
+        file.write_bytes(whole.replace(b"tokenizer.ggml.scores", b"tokenizer.ggml.scorez"))
+        self.refused("run", "-m", file, "-p", "a", "-n", 1, says=["tokenizer.ggml.scores", "is missing"])
+
     def test_every_architecture_and_rope_type(self):
         goldens = [d for d in sorted((SOURCE / "tests/model/golden").iterdir()) if "attention" not in d.name and "mscale" not in d.name]
         self.assertGreaterEqual(len(goldens), 20)

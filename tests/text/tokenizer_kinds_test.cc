@@ -136,7 +136,7 @@ TEST(TokenizerKinds, RefusesByName) {
   EXPECT_THAT(why("t5", "/model/vocab/3", {"a"}), HasSubstr("model.vocab[3]: not [token, score]"));
   EXPECT_THAT(why("t5", "/model/vocab/3", {"a", -1}), HasSubstr("\"a\" is there twice"));
   EXPECT_THAT(why("t5", "/model/vocab/3", {"", -1}), HasSubstr("an empty token"));
-  EXPECT_THAT(why("t5", "/model/vocab/3", {std::string(2000, 'x'), -1}), HasSubstr("2000 bytes, limit 256"));
+  EXPECT_THAT(why("t5", "/model/vocab/3", {std::string(2000, 'x'), -1}), HasSubstr("2000 bytes, limit 128"));
   EXPECT_THAT(why("t5", "/normalizer", chars), HasSubstr("3 bytes, not even a length"));
   EXPECT_THAT(why("t5", "/normalizer/normalizers/0/precompiled_charsmap", "A?AA"), HasSubstr("no base64 at byte 1"));
   EXPECT_THAT(why("t5", "/normalizer/normalizers/0/precompiled_charsmap", "/////w=="), HasSubstr("units of"));
