@@ -66,7 +66,8 @@ const json& FallbackBase() {
 bool KeepsText(const json& file) {
   const std::string pre = file["pre_tokenizer"].dump();
   return file["normalizer"].is_null() && file["added_tokens"] == Base()["added_tokens"] &&
-         pre.find("\"add_prefix_space\":false") != pre.npos && pre.find("\"add_prefix_space\":true") == pre.npos;
+         pre.find("Removed") == pre.npos && pre.find("\"add_prefix_space\":false") != pre.npos &&
+         pre.find("\"add_prefix_space\":true") == pre.npos;
 }
 
 void Use(const Tokenizer& tokenizer, std::string_view text, bool keeps_text) {

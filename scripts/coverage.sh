@@ -28,7 +28,7 @@ floor=85
 build=build/coverage
 llvm=/usr/lib/llvm-19/bin
 cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++-19 -DLIVEQUANT_TESTS=OFF -DLIVEQUANT_FUZZ=ON \
-  -DCMAKE_CXX_FLAGS="-fprofile-instr-generate -fcoverage-mapping" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" >/dev/null
+  -DCMAKE_CXX_FLAGS="-fprofile-instr-generate -fcoverage-mapping" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O0" >/dev/null
 cmake --build $build -j2 --target "${targets[@]/%/_fuzz}" >/dev/null
 
 objects=()

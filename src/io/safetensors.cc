@@ -92,10 +92,12 @@ Status ParseTensor(const std::string& where, const json& entry, TensorInfo* info
   return {};
 }
 
-// A shard lies beside its index: any name that could lead elsewhere is refused.
+// A shard lies beside its index: any name that could lead elsewhere is refused, and so is one that is not printable
+// ASCII, for messages name shards.
 Status CheckShardName(const std::string& where, const std::string& name) {
   const bool plain = name.ends_with(".safetensors") && name.front() != '.' && name.size() <= 255 &&
-                     name.find_first_of(std::string_view("/\\\0", 3)) == name.npos;
+                     std::all_of(name.begin(), name.end(), [](char c) { return c >= 0x20 && c < 0x7F; }) &&
+                     name.find_first_of("/\\") == name.npos;
   if (plain) return {};
   return Status(Code::kInvalidArgument, fmt::format("{}: {} is no file name of a shard", where, Excerpt(name)));
 }

@@ -22,7 +22,7 @@ constexpr std::string_view kTokens = "tokenizer.ggml.tokens", kTypes = "tokenize
                            kScores = "tokenizer.ggml.scores";
 constexpr size_t kMaxTokenBytes = 256;  // each is cut everywhere
 // Ways to put two symbols together: real vocabularies have about 2 a token.
-constexpr size_t kMergesAToken = 8, kMergesBesides = size_t{1} << 16;
+constexpr size_t kMergesAToken = 6, kMergesBesides = size_t{1} << 16;
 
 std::string Replaced(std::string_view text, std::string_view from, std::string_view to) {
   std::string out;

@@ -119,6 +119,8 @@ TEST(Hostile, ModelDirectories) {
        },
        "not a regular file"},
       {"shard outside", index(R"({"weight_map":{"a":"../../etc/passwd.safetensors"}})"), "no file name of a shard"},
+      {"shard that is not printable", index("{\"weight_map\":{\"a\":\"b\xEF\xBB\xBF.safetensors\"}}"),
+       "\\xef\\xbb\\xbf"},
       {"shard by an absolute path", index(R"({"weight_map":{"a":"/dev/zero.safetensors"}})"),
        "no file name of a shard"},
       {"shard that is not there", index(R"({"weight_map":{"a":"b.safetensors"}})"), "b.safetensors"},
