@@ -119,6 +119,15 @@ def model_tensors(kind=0, width=2):
     return out
 
 
+def sentencepiece_pairs(pieces=(), byte_tokens=True, **more):
+    """tokenizer.ggml.* of a small SentencePiece model; pieces are (text, score, type) behind the usual ones. None leaves a key out."""
+    every = [("<unk>", 0, 2), ("<s>", 0, 3), ("</s>", 0, 3)] + [(f"<0x{b:02X}>", 0, 6) for b in range(256 if byte_tokens else 0)]
+    every += [("\u2581", -9, 1), ("a", -9, 1), ("b", -9, 1), ("I", -9, 1), ("t", -9, 1), ("4", -9, 1), ("ab", -1, 1), ("\u2581ab", -2, 1), ("abab", -2, 1), *pieces]
+    pairs = {"model": string("llama"), "tokens": array(8, [text(t) for t, _, _ in every]), "scores": array(6, [struct.pack("<f", x) for _, x, _ in every]),
+             "token_type": array(5, [struct.pack("<i", k) for _, _, k in every]), "bos_token_id": u32(1), "eos_token_id": u32(2), **more}
+    return {"tokenizer.ggml." + key: value for key, value in pairs.items() if value is not None}
+
+
 def tokenizer_pairs(pre="gpt-2", **more):
     alphabet = [chr(c) for c in range(33, 127)] + ["\u0120", "\u010a"]
     tokens = ["<s>", "</s>"] + alphabet + ["It"]
@@ -171,6 +180,20 @@ def gguf_corpus():
     for pre in ["gpt-2", "llama-bpe", "qwen2", "tekken"]:
         cases["tokenizer_" + pre] = gguf(tokenizer_pairs(pre), {})
     cases["tokenizer_spm"] = gguf(tokenizer_pairs(model=string("llama")), {})
+    boolean = lambda b: typed(7, "B", b)
+    for name, pairs in {"good": sentencepiece_pairs(), "no_bytes": sentencepiece_pairs(byte_tokens=False), "no_prefix": sentencepiece_pairs(add_space_prefix=boolean(0)),
+                        "user": sentencepiece_pairs([("  ", 0, 4), ("<tool>", 0, 4)]), "two_ways": sentencepiece_pairs([("  ", 0, 4), ("\u2581\u2581", 0, 4)]),
+                        "long_user": sentencepiece_pairs([(" " * 200, 0, 4)]), "unused": sentencepiece_pairs([("ba", 0, 5), ("42", 0, 5)]),
+                        "halves": sentencepiece_pairs([("2\n", 0, 1)], byte_tokens=False), "halves_bytes": sentencepiece_pairs([("2\n", 0, 1), ("\u00e9 ", 0, 1)]),
+                        "pre": sentencepiece_pairs(pre=string("default")), "bad_pre": sentencepiece_pairs(pre=string("gpt-2")), "flag": sentencepiece_pairs(add_space_prefix=u32(1)),
+                        "charsmap": sentencepiece_pairs(precompiled_charsmap=array(0, [b"x"])), "whitespaces": sentencepiece_pairs(remove_extra_whitespaces=boolean(1)),
+                        "escape": sentencepiece_pairs(escape_whitespaces=boolean(0)), "no_scores": sentencepiece_pairs(scores=None), "nan": sentencepiece_pairs([("q", float("nan"), 1)]),
+                        "type": sentencepiece_pairs([("q", 0, 7)]), "long": sentencepiece_pairs([("q" * 300, 0, 1)]), "twice": sentencepiece_pairs([("ab", 0, 1)]),
+                        "byte_name": sentencepiece_pairs([("q", 0, 6)]), "byte_twice": sentencepiece_pairs([("<0xAA>", 0, 1)]), "some_bytes": sentencepiece_pairs([("<0x41>", 0, 6)], byte_tokens=False),
+                        "no_unk": sentencepiece_pairs(byte_tokens=False, unknown_token_id=u32(999)), "unk_twice": sentencepiece_pairs([("q", 0, 2)]), "unk_id": sentencepiece_pairs([("q", 0, 2)], unknown_token_id=u32(0)),
+                        "unk_no_id": sentencepiece_pairs(unknown_token_id=string("x")), "no_bos": sentencepiece_pairs(bos_token_id=None), "eos": sentencepiece_pairs(add_eos_token=boolean(1)),
+                        "across": sentencepiece_pairs([("b\u2581", -3, 1)]), "empty": sentencepiece_pairs([("", 0, 1)]), "not_utf8": sentencepiece_pairs(tokens=array(8, [text(b"\xff")]))}.items():
+        cases["sentencepiece_" + name] = gguf(pairs, {})
     cases["tokenizer_types"] = gguf(tokenizer_pairs(token_type=array(5, [struct.pack("<i", 4 if i == 5 else 5 if i == 9 else 1) for i in range(99)])), {})
     cases["tokenizer_twice"] = gguf(tokenizer_pairs(tokens=array(8, [text("a")] * 99)), {})
     cases["tokenizer_bos"] = gguf(tokenizer_pairs(bos_token_id=u32(99)), {})
