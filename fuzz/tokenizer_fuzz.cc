@@ -64,8 +64,9 @@ const json& FallbackBase() {
 
 // The text comes back from its ids unless the file asks for a change of it.
 bool KeepsText(const json& file) {
-  const std::string pre = file["pre_tokenizer"].dump();
-  return file["normalizer"].is_null() && file["added_tokens"] == Base()["added_tokens"] &&
+  const auto field = [&](const char* name) { return file.contains(name) ? file.at(name) : json(); };  // a patch removes
+  const std::string pre = field("pre_tokenizer").dump();
+  return field("normalizer").is_null() && field("added_tokens") == Base()["added_tokens"] &&
          pre.find("Removed") == pre.npos && pre.find("\"add_prefix_space\":false") != pre.npos &&
          pre.find("\"add_prefix_space\":true") == pre.npos;
 }

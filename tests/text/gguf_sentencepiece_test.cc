@@ -57,12 +57,12 @@ Result<Tokenizer> Read(const B& b) {
   EXPECT_TRUE(gguf.ok()) << gguf.status().ToString();
   return GgufTokenizer(*gguf, "m.gguf");
 }
-Tokenizer Made(const B& b) {
+Tokenizer Loaded(const B& b) {
   Result<Tokenizer> t = Read(b);
   EXPECT_TRUE(t.ok()) << t.status().ToString();
   return *std::move(t);
 }
-std::vector<int32_t> Ids(const Tokenizer& t, std::string_view text, bool special = false) {
+std::vector<int32_t> IdsOf(const Tokenizer& t, std::string_view text, bool special = false) {
   const auto ids = t.Encode(text, special);
   EXPECT_TRUE(ids.ok()) << ids.status().ToString();
   return ids.ok() ? *ids : std::vector<int32_t>();
@@ -99,31 +99,31 @@ TEST(GgufSentencePiece, EqualsTheTokenizerJsonOfItsVocabulary) {
   }
   for (const json& added : file["added_tokens"])
     pieces[added["id"].get<size_t>()].type = added["content"] == model["unk_token"] ? kUnknown : kControl;
-  const Tokenizer t = Made(Builder(pieces)), directory = *Tokenizer::Parse(file.dump());
+  const Tokenizer t = Loaded(Builder(pieces)), directory = *Tokenizer::Parse(file.dump());
   ASSERT_EQ(golden["cases"].size(), 30u);
   for (const json& c : golden["cases"]) {
     const std::string text = c["text"];
-    EXPECT_THAT(Ids(t, text), ElementsAreArray(c["ids"].get<std::vector<int32_t>>())) << c["text"];
+    EXPECT_THAT(IdsOf(t, text), ElementsAreArray(c["ids"].get<std::vector<int32_t>>())) << c["text"];
     for (const bool skip : {false, true})
-      EXPECT_EQ(*t.Decode(Ids(t, text), skip), *directory.Decode(Ids(t, text), skip)) << text;
+      EXPECT_EQ(*t.Decode(IdsOf(t, text), skip), *directory.Decode(IdsOf(t, text), skip)) << text;
   }
 }
 
 TEST(GgufSentencePiece, EdgesAndPrefix) {
   B b = Builder(Small());
-  EXPECT_THAT(Ids(Made(b), "ab", true), ElementsAre(1, 8));  // add_bos_token is true where absent
-  EXPECT_THAT(Ids(Made(b), "ab</s>ab"), ElementsAre(8, 2, 8));
-  EXPECT_EQ(*Made(b).Decode(std::vector<int32_t>{1, 8, 8}), "ab ab");
+  EXPECT_THAT(IdsOf(Loaded(b), "ab", true), ElementsAre(1, 8));  // add_bos_token is true where absent
+  EXPECT_THAT(IdsOf(Loaded(b), "ab</s>ab"), ElementsAre(8, 2, 8));
+  EXPECT_EQ(*Loaded(b).Decode(std::vector<int32_t>{1, 8, 8}), "ab ab");
   b.Set("tokenizer.ggml.add_bos_token", B::Bool(0));
   b.Set("tokenizer.ggml.add_eos_token", B::Bool(1));
   b.Set("tokenizer.ggml.eos_token_id", B::U32(2));
-  EXPECT_THAT(Ids(Made(b), "ab", true), ElementsAre(8, 2));
-  const std::string before = Made(b).digest();
+  EXPECT_THAT(IdsOf(Loaded(b), "ab", true), ElementsAre(8, 2));
+  const std::string before = Loaded(b).digest();
   b.Set("tokenizer.ggml.add_space_prefix", B::Bool(0));
-  EXPECT_THAT(Ids(Made(b), "ab ab"), ElementsAre(6, 8));
-  EXPECT_EQ(*Made(b).Decode(std::vector<int32_t>{8, 6}), " abab");
-  EXPECT_NE(Made(b).digest(), before);
-  EXPECT_EQ(Made(b).vocab_size(), 9);
+  EXPECT_THAT(IdsOf(Loaded(b), "ab ab"), ElementsAre(6, 8));
+  EXPECT_EQ(*Loaded(b).Decode(std::vector<int32_t>{8, 6}), " abab");
+  EXPECT_NE(Loaded(b).digest(), before);
+  EXPECT_EQ(Loaded(b).vocab_size(), 9);
 }
 
 TEST(GgufSentencePiece, OfEqualScoresTheLeftmost) {
@@ -131,30 +131,30 @@ TEST(GgufSentencePiece, OfEqualScoresTheLeftmost) {
   pieces.insert(pieces.end(), {{"aa", -4}, {"aaa", -5}, {"ba", -1}});  // "ab" and "ba" have the same score
   B b = Builder(pieces);
   b.Set("tokenizer.ggml.add_space_prefix", B::Bool(0));
-  const Tokenizer t = Made(b);
-  EXPECT_THAT(Ids(t, "aba"), ElementsAre(6, 4));
-  EXPECT_THAT(Ids(t, "bab"), ElementsAre(11, 5));
-  EXPECT_THAT(Ids(t, "aaaaa"), ElementsAre(9, 10));
+  const Tokenizer t = Loaded(b);
+  EXPECT_THAT(IdsOf(t, "aba"), ElementsAre(6, 4));
+  EXPECT_THAT(IdsOf(t, "bab"), ElementsAre(11, 5));
+  EXPECT_THAT(IdsOf(t, "aaaaa"), ElementsAre(9, 10));
 }
 
 TEST(GgufSentencePiece, CharactersThatAreNoTokens) {
   std::vector<Piece> pieces = Small();
   pieces.push_back({"xy", -1});  // neither x nor y is
-  EXPECT_THAT(Ids(Made(Builder(pieces)), "axyxb"), ElementsAre(7, 9, 0, 5));
-  EXPECT_THAT(Ids(Made(Builder(pieces)), "xxzzxx"), ElementsAre(3, 0));  // one unk a run
+  EXPECT_THAT(IdsOf(Loaded(Builder(pieces)), "axyxb"), ElementsAre(7, 9, 0, 5));
+  EXPECT_THAT(IdsOf(Loaded(Builder(pieces)), "xxzzxx"), ElementsAre(3, 0));  // one unk a run
   for (int byte = 0; byte < 256; ++byte) {
     constexpr char kDigits[] = "0123456789ABCDEF";
     pieces.push_back({std::string("<0x") + kDigits[byte / 16] + kDigits[byte % 16] + ">", 0, kByte});
   }
-  const Tokenizer t = Made(Builder(pieces));
-  EXPECT_THAT(Ids(t, "axy\xC3\xA9x"), ElementsAre(7, 9, 10 + 0xC3, 10 + 0xA9, 10 + 'x'));
-  EXPECT_EQ(*t.Decode(Ids(t, "axy\xC3\xA9x")), "axy\xC3\xA9x");
-  EXPECT_EQ(Ids(t, "<0x41>").size(), 7u);  // the name of a byte is no byte
+  const Tokenizer t = Loaded(Builder(pieces));
+  EXPECT_THAT(IdsOf(t, "axy\xC3\xA9x"), ElementsAre(7, 9, 10 + 0xC3, 10 + 0xA9, 10 + 'x'));
+  EXPECT_EQ(*t.Decode(IdsOf(t, "axy\xC3\xA9x")), "axy\xC3\xA9x");
+  EXPECT_EQ(IdsOf(t, "<0x41>").size(), 7u);  // the name of a byte is no byte
 
   pieces[0].type = kNormal;  // no unknown token
   pieces.resize(10);
-  EXPECT_THAT(Made(Builder(pieces)).Encode("x", false).status().message(), HasSubstr("U+0078"));
-  EXPECT_THAT(Made(Builder(pieces)).Encode("q", false).status().message(), HasSubstr("U+0071"));
+  EXPECT_THAT(Loaded(Builder(pieces)).Encode("x", false).status().message(), HasSubstr("U+0078"));
+  EXPECT_THAT(Loaded(Builder(pieces)).Encode("q", false).status().message(), HasSubstr("U+0071"));
 }
 
 TEST(GgufSentencePiece, UserDefinedTokensAreFoundWithSpacesOrTheirSign) {
@@ -164,17 +164,17 @@ TEST(GgufSentencePiece, UserDefinedTokensAreFoundWithSpacesOrTheirSign) {
     pieces.push_back({"<user>", 0, kUserDefined});
     B b = Builder(pieces);
     b.Set("tokenizer.ggml.add_space_prefix", B::Bool(0));
-    const Tokenizer t = Made(b);
-    EXPECT_THAT(Ids(t, "ab   ab<user>ab"), ElementsAre(6, 9, 8, 10, 6)) << spelled;
-    EXPECT_THAT(Ids(t,
-                    "ab\u2581\u2581\u2581"
-                    "ab"),
+    const Tokenizer t = Loaded(b);
+    EXPECT_THAT(IdsOf(t, "ab   ab<user>ab"), ElementsAre(6, 9, 8, 10, 6)) << spelled;
+    EXPECT_THAT(IdsOf(t,
+                      "ab\u2581\u2581\u2581"
+                      "ab"),
                 ElementsAre(6, 9, 8))
         << spelled;
-    EXPECT_THAT(Ids(t, "ab \u2581 ab"), ElementsAre(6, 9, 8)) << spelled;
-    EXPECT_EQ(*t.Decode(Ids(t, "ab   ab<user>ab")), "ab   ab<user>ab");
+    EXPECT_THAT(IdsOf(t, "ab \u2581 ab"), ElementsAre(6, 9, 8)) << spelled;
+    EXPECT_EQ(*t.Decode(IdsOf(t, "ab   ab<user>ab")), "ab   ab<user>ab");
     b.Remove("tokenizer.ggml.add_space_prefix");  // true: in front of the text, and behind a token without spaces
-    EXPECT_THAT(Ids(Made(b), " ab  ab<user>ab"), ElementsAre(9, 6, 9, 6, 10, 8)) << spelled;
+    EXPECT_THAT(IdsOf(Loaded(b), " ab  ab<user>ab"), ElementsAre(9, 6, 9, 6, 10, 8)) << spelled;
   }
 }
 
@@ -250,10 +250,10 @@ TEST(GgufSentencePiece, RandomVocabulariesGiveTheIdsOfTheSlowDefinition) {
     }
     B b = Builder(pieces);
     b.Set("tokenizer.ggml.add_space_prefix", B::Bool(0));
-    const Tokenizer t = Made(b);
+    const Tokenizer t = Loaded(b);
     for (int i = 0; i < 8; ++i) {
       const std::string text = word(24);
-      EXPECT_THAT(Ids(t, text), ElementsAreArray(Slow(pieces, text))) << text;
+      EXPECT_THAT(IdsOf(t, text), ElementsAreArray(Slow(pieces, text))) << text;
     }
   });
 }
@@ -314,7 +314,7 @@ TEST(GgufSentencePiece, RefusesByKeyValueAndLimit) {
   b.Set("tokenizer.ggml.token_type", B::Integers({2, 3, 2, 1, 1, 1, 1, 1, 1}));
   EXPECT_THAT(Read(b).status().message(), HasSubstr("tokens 0 and 2 are both unknown"));
   b.Set("tokenizer.ggml.unknown_token_id", B::U32(2));
-  EXPECT_THAT(Ids(Made(b), "z"), ElementsAre(3, 2));
+  EXPECT_THAT(IdsOf(Loaded(b), "z"), ElementsAre(3, 2));
   std::vector<Piece> long_user = Small();
   long_user.push_back({std::string(200, ' '), 0, kUserDefined});
   EXPECT_THAT(Read(Builder(long_user)).status().message(), HasSubstr("limit 512"));
