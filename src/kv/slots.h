@@ -13,6 +13,7 @@
 
 namespace livequant {
 
+// Appends the `bytes` bytes at `from` to `out`.
 inline void AppendBytes(std::vector<std::byte>& out, const std::byte* from, int64_t bytes) {
   out.insert(out.end(), from, from + bytes);
 }
