@@ -13,9 +13,11 @@ stage() { printf '\n== %s (%ss since start)\n' "$1" "$SECONDS"; }
 jobs=$(nproc)
 
 build() {  # preset [targets...]
-  local preset=$1
+  local preset=$1 joined=()
   shift
-  cmake --preset "$preset" >/dev/null
+  # A build from nothing joins the sources of a target; one that is there goes on as it was configured.
+  [ -e "build/$preset/CMakeCache.txt" ] || joined=(-DCMAKE_UNITY_BUILD=ON)
+  cmake --preset "$preset" "${joined[@]}" >/dev/null
   cmake --build --preset "$preset" -j "$jobs" ${@:+--target "$@"}
 }
 
