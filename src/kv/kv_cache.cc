@@ -122,6 +122,7 @@ struct KvStep::Impl {
   State state = State::kFailed;
   std::vector<Part> parts;
   std::vector<TxnId> ids;
+  std::vector<Receipt> published;
   std::vector<std::vector<SeqRow>> seq_rows;  // [class][sequence], first_query filled in
   std::vector<uint8_t> prepared;              // by layer
   int rows = 0, last_layer = -1, prepared_layers = 0;
@@ -385,15 +386,7 @@ Status KvStep::Impl::SealPart(int part, int accepted) {
 
 Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted) {
   std::vector<Receipt> receipts;
-  receipts.reserve(parts.size());
-  if (state == State::kPublished) {
-    for (const TxnId id : ids) {
-      auto receipt = cache->owner->FindReceipt(id);
-      if (!receipt.ok()) return receipt.status();
-      receipts.push_back(*receipt);
-    }
-    return receipts;
-  }
+  if (state == State::kPublished) return published;
   if (state != State::kOpen) return Status(Code::kFailedTxn, "publish: the step has ended; begin a fresh one");
   if (!accepted.empty() && accepted.size() != parts.size())
     return Fail(Status(Code::kInvalidArgument,
@@ -435,7 +428,14 @@ Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted
     const int rows_taken = take(i);
     if (rows_taken == 0) {
       const SeqId seq = parts[i].txn.seq;
-      receipts[i] = Receipt{ids[i], seq, cache->owner->generation(seq), parts[i].txn.first, 0};
+      const uint64_t generation = cache->owner->generation(seq);
+      receipts[i] = Receipt{.txn = ids[i],
+                            .transition = Transition::kAppend,
+                            .seq = seq,
+                            .generation_before = generation,
+                            .generation = generation,
+                            .length = parts[i].txn.first,
+                            .first = parts[i].txn.first};
       cache->owner->Abort(ids[i]);
       continue;
     }
@@ -450,6 +450,7 @@ Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted
     return Status(refusal, "publish: " + refused);
   }
   state = State::kPublished;
+  published = receipts;
   return receipts;
 }
 
@@ -569,6 +570,7 @@ KvStep::Impl* KvCache::Impl::TakeStep() {
   const size_t most = static_cast<size_t>(options.max_sequences);
   step.parts.reserve(most);
   step.ids.reserve(most);
+  step.published.reserve(most);
   step.seq_rows.resize(owner->classes().size());
   for (std::vector<SeqRow>& rows : step.seq_rows) rows.reserve(most);
   step.prepared.resize(layers.size());

@@ -252,7 +252,7 @@ Status Session::Impl::DropKept() {
   if (!kept.has_value()) return {};
   const SeqId seq = *kept;
   kept.reset();
-  return cache->owner().Release(seq);
+  return cache->owner().Release(seq).status();
 }
 
 // The most rows t <= common with min(frontier(now), t) == frontier(t) in every layer: Truncate(t) leaves the left side
@@ -274,7 +274,7 @@ int64_t Session::Impl::RowsToKeep(int64_t common) const {
 Status Session::Impl::CutKept(int64_t rows) {
   if (rows == 0) return DropKept();
   if (rows == static_cast<int64_t>(in_rows.size())) return {};
-  const Status cut = cache->owner().Truncate(*kept, rows);
+  const Status cut = cache->owner().Truncate(*kept, rows).status();
   if (cut.code() == Code::kOutOfRange) return DropKept();
   LQ_RETURN_IF_ERROR(cut);
   in_rows.resize(static_cast<size_t>(rows));
@@ -285,13 +285,13 @@ Result<Generation> Session::Generate(std::span<const int32_t> prompt, const Gene
   LQ_RETURN_IF_ERROR(impl_->Check(prompt, params));
   LQ_RETURN_IF_ERROR(impl_->DropKept());
   Generation out;
-  LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
-  const Status ran = impl_->Account(seq, prompt, params, out);
+  LQ_ASSIGN_OR_RETURN(const Receipt open, impl_->cache->owner().Open());
+  const Status ran = impl_->Account(open.seq, prompt, params, out);
   if (ran.ok() && params.record != nullptr) {
-    LQ_ASSIGN_OR_RETURN(params.record->lease, impl_->cache->owner().Acquire(seq));
+    LQ_ASSIGN_OR_RETURN(params.record->lease, impl_->cache->owner().Acquire(open.seq));
   }
   impl_->in_rows.clear();
-  LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
+  LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(open.seq).status());
   LQ_RETURN_IF_ERROR(ran);
   return out;
 }
@@ -309,8 +309,8 @@ Result<Generation> Session::Continue(std::span<const int32_t> prompt, const Gene
   const int64_t common = std::min<int64_t>(differ - prompt.begin(), static_cast<int64_t>(prompt.size()) - 1);
   LQ_RETURN_IF_ERROR(s.CutKept(s.RowsToKeep(common)));
   if (!s.kept.has_value()) {
-    LQ_ASSIGN_OR_RETURN(const SeqId seq, s.cache->owner().Open());
-    s.kept = seq;
+    LQ_ASSIGN_OR_RETURN(const Receipt open, s.cache->owner().Open());
+    s.kept = open.seq;
   }
   Generation out;
   out.prompt_tokens = out.reused_rows = static_cast<int64_t>(s.in_rows.size());

@@ -46,7 +46,7 @@ TEST_P(BranchTest, TruncateLeavesNoStaleRow) {
     SCOPED_TRACE("truncate to " + std::to_string(len));
     auto fork = h.owner().Fork(whole.seq);
     ASSERT_TRUE(fork.ok()) << fork.status().ToString();
-    Pair p{*fork, whole.shadow};
+    Pair p{fork->seq, whole.shadow};
     ASSERT_TRUE(h.owner().Truncate(p.seq, len).ok());
     p.shadow.Truncate(len);
     h.ExpectSound();
@@ -104,8 +104,8 @@ TEST_P(BranchTest, ForkSharesAndCopiesOnWrite) {
     for (int i = 0; i < 2; ++i) {
       auto fork = h.owner().Fork(parent.seq);
       ASSERT_TRUE(fork.ok());
-      children.push_back({*fork, parent.shadow});
-      EXPECT_EQ(h.State(*fork), before);
+      children.push_back({fork->seq, parent.shadow});
+      EXPECT_EQ(h.State(fork->seq), before);
     }
     EXPECT_EQ(h.owner().used_bytes(), bytes);
     const int64_t copied = h.owner().stats().rows_copied;
@@ -138,7 +138,7 @@ TEST_P(BranchTest, ReorderMovesBeamsWithDuplicates) {
   for (int i = 1; i < 4; ++i) {
     auto fork = h.owner().Fork(beams[0].seq);
     ASSERT_TRUE(fork.ok());
-    beams.push_back({*fork, beams[0].shadow});
+    beams.push_back({fork->seq, beams[0].shadow});
   }
   std::vector<SeqId> group;
   for (const Pair& p : beams) group.push_back(p.seq);
@@ -197,7 +197,7 @@ TEST_P(BranchTest, RandomOperationsAgreeWithTheListOfRows) {
           if (live.size() < 4) {
             auto fork = h.owner().Fork(p.seq);
             ASSERT_TRUE(fork.ok());
-            live.push_back({*fork, p.shadow});
+            live.push_back({fork->seq, p.shadow});
           }
           break;
         case 5:

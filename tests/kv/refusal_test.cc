@@ -308,7 +308,7 @@ TEST_P(RefusalTest, APoolForTTokensTakesExactlyTRows) {
   ASSERT_TRUE(seq.ok());
   std::vector<float> k(32), v(32);
   const auto append = [&](int64_t position) -> Status {
-    const AppendRequest request{*seq, 1};
+    const AppendRequest request{seq->seq, 1};
     LQ_ASSIGN_OR_RETURN(KvStep step, cache.Begin({&request, 1}));
     for (int layer : {0, 1}) {
       FillRow(Ids(1, position, position + 1)[0], layer, kK, k);
@@ -321,16 +321,16 @@ TEST_P(RefusalTest, APoolForTTokensTakesExactlyTRows) {
     const Status s = append(p);
     ASSERT_TRUE(s.ok()) << "row " << p << ": " << s.ToString();
   }
-  const std::vector<std::byte> before = cache.StateBytes(*seq);
+  const std::vector<std::byte> before = cache.StateBytes(seq->seq);
   const int64_t used = cache.owner().used_bytes();
   EXPECT_LE(used, bytes);
   const Status full = append(fit);
   EXPECT_EQ(full.code(), Code::kOutOfPages) << full.ToString();
-  EXPECT_EQ(cache.StateBytes(*seq), before);
+  EXPECT_EQ(cache.StateBytes(seq->seq), before);
   EXPECT_EQ(cache.owner().used_bytes(), used);
   EXPECT_TRUE(cache.owner().CheckInvariants().ok());
   // Room again once rows go.
-  ASSERT_TRUE(cache.owner().Truncate(*seq, 0).ok());
+  ASSERT_TRUE(cache.owner().Truncate(seq->seq, 0).ok());
   EXPECT_TRUE(append(0).ok());
 }
 
