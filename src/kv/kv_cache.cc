@@ -100,6 +100,7 @@ struct KvCache::Impl {
   std::atomic<int64_t> fallback_calls{0};
   std::atomic<float> spike_ratio{0};  // of `spike`: a row below it need not be looked at closely
 
+  std::mutex id_mutex;                               // between the look for a caller's id and its begin
   mutable std::mutex mutex;                          // guards the three below
   std::optional<KeySpike> spike;                     // the worst so far
   std::vector<std::unique_ptr<KvStep::Impl>> steps;  // all that were ever made
@@ -608,6 +609,15 @@ Result<KvStep> KvCache::Begin(std::span<const AppendRequest> requests) {
   if (rows > impl_->options.max_step_rows)
     return Status(Code::kInvalidArgument,
                   fmt::format("begin: {} rows in one step; max_step_rows is {}", rows, impl_->options.max_step_rows));
+
+  // What was begun under an id belongs to the step that began it, until that ends.
+  std::unique_lock<std::mutex> ids(impl_->id_mutex, std::defer_lock);
+  for (const AppendRequest& r : requests) {
+    if (r.id == 0) continue;
+    if (!ids.owns_lock()) ids.lock();
+    if (impl_->owner->Get(r.id).ok())
+      return Status(Code::kInvalidArgument, fmt::format("begin: transaction id {} is in another step's hands", r.id));
+  }
 
   KvStep step;
   step.impl_.reset(impl_->TakeStep());

@@ -261,6 +261,39 @@ TEST(Refusal, AStaleSequenceDoesNotHoldBackTheOthers) {
   }
 }
 
+// A step whose reply was lost: begun again under its id, its rows are there once.
+TEST(Refusal, AnIdThatComesAgainAppendsOnce) {
+  Harness h(CaseSchema("kivi2", 2, 1, 32));
+  const SeqId seq = h.Open(), other = h.Open();
+  h.AppendAll(seq, Ids(1, 0, 200), 200, false);
+  const AppendRequest request{.seq = seq, .rows = 1, .id = 5, .content = 99};
+  std::vector<float> k(32), v(32);
+  const auto prepare = [&](KvStep& step) {
+    for (int layer = 0; layer < 2; ++layer) ASSERT_TRUE(step.Prepare(layer, k.data(), v.data(), h.pool()).ok());
+  };
+  {
+    auto dropped = h.cache().Begin({&request, 1});
+    ASSERT_TRUE(dropped.ok());
+    EXPECT_EQ(h.cache().Begin({&request, 1}).status().code(), Code::kInvalidArgument) << "two steps, one transaction";
+    prepare(*dropped);
+  }
+  auto step = h.cache().Begin({&request, 1});
+  ASSERT_TRUE(step.ok()) << step.status().ToString() << ": a step that was dropped leaves its id free";
+  prepare(*step);
+  const auto published = step->Publish();
+  ASSERT_TRUE(published.ok());
+  const std::vector<std::byte> state = h.State(seq);
+  EXPECT_EQ(h.cache().Begin({&request, 1}).status().code(), Code::kAccepted);
+  const AppendRequest rows{.seq = seq, .rows = 1, .id = 5, .content = 98},
+      elsewhere{.seq = other, .rows = 1, .id = 5, .content = 99};
+  EXPECT_EQ(h.cache().Begin({&rows, 1}).status().code(), Code::kIdMismatch);
+  EXPECT_EQ(h.cache().Begin({&elsewhere, 1}).status().code(), Code::kIdMismatch);
+  EXPECT_EQ(*h.owner().FindReceipt(5), (*published)[0]);
+  EXPECT_EQ(h.State(seq), state);
+  EXPECT_EQ(h.owner().length(seq), 201);
+  h.ExpectSound();
+}
+
 TEST(Refusal, AskingAgainRepeatsTheReceipt) {
   Harness h(CaseSchema("int8", 1, 1, 32));
   const SeqId seq = h.Open();

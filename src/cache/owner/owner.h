@@ -105,7 +105,7 @@ struct CloseJob {
 
 enum class Transition : uint8_t { kOpen, kAppend, kFork, kReorder, kTruncate, kRelease };
 inline constexpr int kTransitions = 6;
-const char* TransitionName(Transition transition);
+const char* TransitionName(Transition transition);  // "open", "append", ...
 
 // What one accepted transition did.
 struct Receipt {

@@ -41,9 +41,10 @@ struct Accepted {
 
 class ReceiptRing {
  public:
-  explicit ReceiptRing(int64_t depth);
+  explicit ReceiptRing(int64_t depth);  // receipts that it holds; REQUIRES >= 1
   int64_t depth() const { return static_cast<int64_t>(ring_.size()); }
-  const Accepted* Find(TxnId id) const;
+  const Accepted* Find(TxnId id) const;  // null: not in the ring
+  // The same, to be marked as reclaimed.
   Accepted* Find(TxnId id) { return const_cast<Accepted*>(static_cast<const ReceiptRing*>(this)->Find(id)); }
   // At or below the highest id of its kind that left the ring, and not in it.
   bool Expired(TxnId id) const { return id <= ((id & kOwnId) != 0 ? expired_own_ : expired_callers_) && !Find(id); }

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kPast = 60;  // beyond the deepest ring: some are expired
 constexpr TxnId kOwn = TxnId{1} << 63;
 
-std::string Text(uint64_t value) { return std::to_string(value); }
+std::string Decimal(uint64_t value) { return std::to_string(value); }
 
 }  // namespace
 
@@ -22,8 +22,8 @@ void OwnerSimulator::CheckReceipt(const Receipt& receipt, Transition transition,
                                   int64_t length) const {
   const std::string name = std::string("the receipt of a ") + TransitionName(transition) + " ";
   Demand(receipt.owner == limits_.id && receipt.transition == transition, name + "names another owner or transition");
-  Demand(id != 0 ? receipt.txn == id : (receipt.txn & kOwn) != 0, name + "has id " + Text(receipt.txn));
-  Demand(seq == 0 || receipt.seq == seq, name + "names sequence " + Text(receipt.seq));
+  Demand(id != 0 ? receipt.txn == id : (receipt.txn & kOwn) != 0, name + "has id " + Decimal(receipt.txn));
+  Demand(seq == 0 || receipt.seq == seq, name + "names sequence " + Decimal(receipt.seq));
   Demand(receipt.generation_before == before && receipt.generation > before, name + "has other generations");
   Demand(transition == Transition::kRelease || receipt.generation == owner_->generation(receipt.seq),
          name + "has a generation that the sequence has not");

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-static_assert(std::is_trivially_copyable_v<Receipt>);
+static_assert(std::is_trivially_copyable_v<Receipt> && sizeof(Receipt) == 104);
 
 TEST(IdMap, AgreesWithAStandardMap) {
   ForAll(50, [](Rng& rng) {
