@@ -158,9 +158,9 @@ Status Encode(const EncodeFlags& flags) {
                                              .max_q_heads = rows->heads,
                                              .allow_fallback = true,
                                              .threads = pool.threads()}));
-  LQ_ASSIGN_OR_RETURN(const SeqId seq, cache->owner().Open());
-  if (const Status s = AppendRows(*rows, *cache, seq, pool); !s.ok()) return named(s);
-  LQ_ASSIGN_OR_RETURN(const Owner::Lease lease, cache->owner().Acquire(seq));
+  LQ_ASSIGN_OR_RETURN(const Receipt open, cache->owner().Open());
+  if (const Status s = AppendRows(*rows, *cache, open.seq, pool); !s.ok()) return named(s);
+  LQ_ASSIGN_OR_RETURN(const Owner::Lease lease, cache->owner().Acquire(open.seq));
 
   CodedRows coded;
   nlohmann::json frontiers = {{"k", nlohmann::json::array()}, {"v", nlohmann::json::array()}};

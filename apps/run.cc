@@ -73,6 +73,7 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
                                    prompt_tokens, flags.n, prompt_tokens + flags.n, setup.context)),
                 kExitUsage);
 
+  if (flags.beams > 0) return RunBeamSearch(flags, setup, prompt, *ids);
   if (!flags.record.empty())
     if (const Status s = CheckRecord(bundle.model->config(), prompt_tokens + flags.n); !s.ok())
       return Fail(s, kExitUsage);
@@ -81,9 +82,12 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
   SessionOptions options{.max_len = flags.max_model_len > 0 ? flags.max_model_len : prompt_tokens + flags.n,
                          .prefill_chunk = flags.prefill_chunk,
                          .memory_bytes = setup.memory_bytes,
-                         .allow_fallback = flags.allow_fallback};
+                         .allow_fallback = flags.allow_fallback,
+                         .max_draft_tokens = flags.DraftTokens()};
   auto session = Session::Open(bundle.model, schema, options, pool);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
+  const auto speculation = OpenSpeculation(flags, setup, prompt_tokens + flags.n, pool);
+  if (!speculation.ok()) return Fail(speculation.status(), kExitUsage);
 
   StreamingDetokenizer stream(*bundle.tokenizer);
   std::string text;
@@ -96,6 +100,7 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
   std::optional<Progress> progress(std::in_place, "prefill");
   GenerateParams params{
       .max_new_tokens = flags.n, .sampling = flags.sampling, .ignore_eos = flags.ignore_eos, .cancel = &Interrupted()};
+  params.drafter = speculation->drafter.get();
   params.on_prefill = [&](int64_t done, int64_t total) {
     if (done < total)
       progress->Update(done, total);
@@ -138,7 +143,10 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
                                 {"decode_seconds", g.decode_seconds},
                                 {"prefill_tokens_per_s", g.prefill_tokens_per_s()},
                                 {"decode_tokens_per_s", g.decode_tokens_per_s()},
+                                {"decode_steps", g.decode_steps},
+                                {"speculation", speculation->Json(flags, g)},
                                 {"cache_rows", g.cache_rows},
+                                {"pending_tokens", g.pending_tokens},
                                 {"cache_bytes", g.cache_used_bytes},
                                 {"ledger_bytes", ledger.total()},
                                 {"slack_bytes", ledger.slack},
@@ -160,6 +168,7 @@ int RunPrompt(const RunFlags& flags, const RunSetup& setup, const std::string& p
                HumanBytes(static_cast<double>(g.cache_used_bytes)),
                HumanBytes(static_cast<double>((*session)->pool_bytes())), FinishReasonName(g.finish),
                HumanBytes(static_cast<double>(PeakRssBytes())));
+    speculation->Print(flags, g);
     if (g.fallback_calls > 0)
       fmt::print(stderr, "fallback {} attention calls took the reference path (--allow-fallback)\n", g.fallback_calls);
   }
@@ -230,6 +239,33 @@ void AddRun(CLI::App& app, int* exit_code) {
   interactive->excludes(prompt)->excludes(prompts);
   CLI::Option* system = cmd->add_option("--system", flags->system, "system message of a conversation");
   system->needs(interactive);
+  CLI::Option* beams =
+      cmd->add_option("--beams,--num-beams", flags->beams, "beam search with so many beams, best first")
+          ->check(CLI::Range(1, 256));
+  beams->excludes(prompts)->excludes(interactive);
+  cmd->add_option("--length-penalty", flags->length_penalty,
+                  "hypotheses are scored by sum of log-probabilities / tokens^this")
+      ->check(CLI::Range(-100.0, 100.0))
+      ->capture_default_str()
+      ->needs(beams);
+  CLI::Option* speculate = cmd->add_option("--speculate", flags->speculate,
+                                           "ngram (prompt lookup) or a draft model: the same tokens in fewer steps");
+  speculate->excludes(prompts)->excludes(beams);
+  cmd->add_option("--num-speculative-tokens,--draft-max", flags->speculative_tokens, "tokens of a draft at most")
+      ->check(CLI::Range(int64_t{1}, int64_t{256}))
+      ->capture_default_str()
+      ->needs(speculate);
+  cmd->add_option("--prompt-lookup-max", flags->prompt_lookup_max, "ngram: tokens to find again, at most")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->needs(speculate);
+  cmd->add_option("--prompt-lookup-min", flags->prompt_lookup_min, "ngram: tokens to find again, at least")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str()
+      ->needs(speculate);
+  cmd->add_option("--draft-kv-cache-dtype", flags->draft_dtype,
+                  "cache of the draft model: preset or policy file (default: as --kv-cache-dtype)")
+      ->needs(speculate);
   cmd->add_option("-n,--n-predict", flags->n, "new tokens at most")
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
       ->capture_default_str();
@@ -244,26 +280,33 @@ void AddRun(CLI::App& app, int* exit_code) {
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
   cmd->add_option("--seed,-s", flags->sampling.seed, "of sampling")->capture_default_str();
-  cmd->add_option("--temp,--temperature", flags->sampling.temperature, "0 = greedy")
-      ->check(CLI::Range(0.0, 100.0))
-      ->capture_default_str();
-  cmd->add_option("--top-k", flags->sampling.top_k, "0 = all")
-      ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
-      ->capture_default_str();
-  cmd->add_option("--top-p", flags->sampling.top_p, "1 = all")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  CLI::Option* temperature = cmd->add_option("--temp,--temperature", flags->sampling.temperature, "0 = greedy")
+                                 ->check(CLI::Range(0.0, 100.0))
+                                 ->capture_default_str();
+  CLI::Option* top_k = cmd->add_option("--top-k", flags->sampling.top_k, "0 = all")
+                           ->check(CLI::Range(int64_t{0}, int64_t{1} << 31))
+                           ->capture_default_str();
+  CLI::Option* top_p =
+      cmd->add_option("--top-p", flags->sampling.top_p, "1 = all")->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  for (CLI::Option* sampling : {temperature, top_k, top_p}) beams->excludes(sampling);  // a beam search draws nothing
   cmd->add_option("-t,--threads", flags->threads, "0 = every core")->check(CLI::Range(0, 1024))->capture_default_str();
   CLI::Option* record = cmd->add_option(
       "--record", flags->record,
       "write what attention got and gave, and the cache's bytes, as safetensors (docs/formats/record.md)");
-  record->excludes(prompts)->excludes(interactive);
+  record->excludes(prompts)->excludes(interactive)->excludes(beams)->excludes(speculate);
   cmd->add_flag("--ignore-eos", flags->ignore_eos, "go on after the end-of-text token");
   cmd->add_flag("--allow-fallback", flags->allow_fallback,
                 "read what no kernel reads by the slow reference path, and count it");
   cmd->add_flag("--print-config", flags->print_config, "print what would run, as JSON, and stop");
   cmd->add_flag("--json", flags->json, "print one JSON object at the end instead of streaming");
-  cmd->callback([flags, prompt, prompts, system, record, exit_code] {
+  cmd->callback([flags, prompt, prompts, system, speculate, record, exit_code] {
     flags->prompt_given = prompt->count() > 0;
     flags->system_given = system->count() > 0;
+    if (speculate->count() > 0 && flags->speculate.empty()) {
+      *exit_code =
+          Fail(Status(Code::kInvalidArgument, "--speculate is empty: ngram, or a draft model's path"), kExitUsage);
+      return;
+    }
     if (prompts->count() > 0 && flags->prompts.empty()) {
       *exit_code = Fail(Status(Code::kInvalidArgument, "--prompts: the name of a file is empty"), kExitUsage);
       return;

@@ -75,8 +75,12 @@ Result<ChatTemplate> LoadTemplate(const std::string& path, ordered_json& variabl
 
 class Chat {
  public:
-  Chat(const RunFlags& flags, const RunSetup& setup, Session& session)
-      : flags_(flags), tokenizer_(*setup.bundle.tokenizer), session_(session), now_(std::time(nullptr)) {}
+  Chat(const RunFlags& flags, const RunSetup& setup, Session& session, const Speculation& speculation)
+      : flags_(flags),
+        tokenizer_(*setup.bundle.tokenizer),
+        session_(session),
+        speculation_(speculation),
+        now_(std::time(nullptr)) {}
 
   // Reads the template, if there is one. kUnsupported: --system without a template.
   Status Open(const RunSetup& setup) {
@@ -109,6 +113,7 @@ class Chat {
     GenerateParams params{.max_new_tokens = flags_.n,
                           .sampling = flags_.sampling,
                           .ignore_eos = flags_.ignore_eos,
+                          .drafter = speculation_.drafter.get(),
                           .cancel = &Interrupted()};
     params.on_token = [&](int32_t id) {
       auto piece = stream.Push(id);
@@ -143,7 +148,9 @@ class Chat {
                         {"prefilled_rows", g.prompt_tokens - g.reused_rows},
                         {"prefill_seconds", g.prefill_seconds},
                         {"decode_seconds", g.decode_seconds},
+                        {"speculation", speculation_.Json(flags_, g)},
                         {"cache_rows", g.cache_rows},
+                        {"pending_tokens", g.pending_tokens},
                         {"cache_bytes", g.cache_used_bytes},
                         {"key_spike", SpikeJson(g.key_spike)}});
     else if (broken.ok())
@@ -152,6 +159,7 @@ class Chat {
       fmt::print(stderr, "[turn {}: {} rows reused, {} prefilled in {:.3f} s; {} new tokens, {:.0f} tokens/s; {}]\n",
                  ++count_, g.reused_rows, g.prompt_tokens - g.reused_rows, g.prefill_seconds, g.token_ids.size(),
                  g.decode_tokens_per_s(), FinishReasonName(g.finish));
+    if (!flags_.json) speculation_.Print(flags_, g);
     output_ = broken;
     return {};
   }
@@ -179,6 +187,7 @@ class Chat {
   const RunFlags& flags_;
   const Tokenizer& tokenizer_;
   Session& session_;
+  const Speculation& speculation_;
   const int64_t now_;  // of the whole conversation: a template that shows the date renders the past alike
   std::optional<ChatTemplate> template_;
   ordered_json variables_ = ordered_json::object(), messages_ = ordered_json::array();
@@ -205,10 +214,13 @@ int RunChat(const RunFlags& flags, const RunSetup& setup) {
                                {.max_len = setup.context,
                                 .prefill_chunk = flags.prefill_chunk,
                                 .memory_bytes = setup.memory_bytes,
-                                .allow_fallback = flags.allow_fallback},
+                                .allow_fallback = flags.allow_fallback,
+                                .max_draft_tokens = flags.DraftTokens()},
                                pool);
   if (!session.ok()) return Fail(session.status(), kExitFailed);
-  Chat chat(flags, setup, **session);
+  const auto speculation = OpenSpeculation(flags, setup, setup.context, pool);
+  if (!speculation.ok()) return Fail(speculation.status(), kExitUsage);
+  Chat chat(flags, setup, **session, *speculation);
   if (const Status s = chat.Open(setup); !s.ok()) return Fail(s, kExitUsage);
   fmt::print(
       stderr, "{}; a context of {} rows in a pool of {}\n",

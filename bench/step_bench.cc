@@ -65,7 +65,7 @@ int Main(int argc, char** argv) {
     for (size_t i = 0; i < ids.size(); ++i)
       ids[i] = static_cast<int32_t>(2 + i * 7919 % static_cast<size_t>(vocab - 2));
     const auto step = [&](std::span<const int32_t> tokens) {
-      const SequenceTokens batch = {.seq = *seq, .tokens = tokens};
+      const SequenceTokens batch = {.seq = seq->seq, .tokens = tokens};
       const Status s = model.Step({&batch, 1}, **cache, *workspace, {logits.data(), 1, vocab}, pool);
       if (!s.ok()) {
         fmt::print(stderr, "error: {}\n", s.message());

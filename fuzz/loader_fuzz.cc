@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::vector<float> logits(static_cast<size_t>(c.vocab_size));
   ThreadPool pool(1);
   const int32_t ids[] = {0, static_cast<int32_t>(c.vocab_size - 1)};
-  const SequenceTokens part{.seq = *seq, .tokens = ids, .all_logits = false};
+  const SequenceTokens part{.seq = seq->seq, .tokens = ids, .all_logits = false};
   const Status s =
       (*model)->Step({&part, 1}, **cache, *workspace, MatrixView<float>(logits.data(), 1, c.vocab_size), pool);
   if (!s.ok()) CheckPrintable(s.message());  // weights of NaN

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""docs/conformance.md says where each requirement of the source article is met. Every test, page and command that it names must exist.
+"""docs/conformance.md says where each requirement of the source article is met, docs/state-machine.md which test watches each
+transition and failure of state. Every test, page and command that they name must exist.
 
     tools/check_conformance.py [--root DIR]
 
@@ -10,6 +11,9 @@ import argparse
 import pathlib
 import re
 import sys
+
+PAGES = ["docs/conformance.md", "docs/state-machine.md"]
+HEADERS = ["requirement", "symptom", "transition", "the id is", "use"]
 
 
 def main():
@@ -22,36 +26,37 @@ def main():
             tests.add(f"{suite}.{name}")
     commands = set(re.findall(r'add_subcommand\("([\w-]+)"', "".join(p.read_text() for p in (root / "apps").rglob("*.cc"))))
     bad, rows, opened, named = [], 0, 0, set()
-    for n, line in enumerate((root / "docs/conformance.md").read_text().split("\n"), 1):
-        cells = [c.strip() for c in line.strip().strip("|").split("|")]
-        if not line.startswith("|") or len(cells) < 2 or set(cells[0]) <= set("-: ") or cells[0] in ("requirement", "symptom"):
-            continue
-        rows += 1
-        where = cells[-1]
-        found = False
-        for token in re.findall(r"`([^`]+)`", where):
-            if m := re.fullmatch(r"page: (\S+)", token):
+    for page in PAGES:
+        for n, line in enumerate((root / page).read_text().split("\n"), 1):
+            cells = [c.strip() for c in line.strip().strip("|").split("|")]
+            if not line.startswith("|") or len(cells) < 2 or set(cells[0]) <= set("-: ") or cells[0] in HEADERS:
+                continue
+            rows += 1
+            where = cells[-1]
+            found = False
+            for token in re.findall(r"`([^`]+)`", where):
+                if m := re.fullmatch(r"page: (\S+)", token):
+                    found = True
+                    if not (root / m.group(1).split("#")[0]).exists():
+                        bad.append(f"{page}:{n}: no page {m.group(1)}")
+                elif m := re.fullmatch(r"script: (\S+).*", token):
+                    found = True
+                    if not (root / m.group(1)).exists():
+                        bad.append(f"{page}:{n}: no script {m.group(1)}")
+                elif m := re.fullmatch(r"command: livequant ([\w-]+).*", token):
+                    found = True
+                    if m.group(1) not in commands:
+                        bad.append(f"{page}:{n}: no command livequant {m.group(1)}")
+                elif re.fullmatch(r"\w+\.\w+", token):
+                    found = True
+                    named.add(token)
+                    if token not in tests:
+                        bad.append(f"{page}:{n}: no test {token}")
+            if re.search(r"\bopen\b", where):
                 found = True
-                if not (root / m.group(1).split("#")[0]).exists():
-                    bad.append(f"docs/conformance.md:{n}: no page {m.group(1)}")
-            elif m := re.fullmatch(r"script: (\S+).*", token):
-                found = True
-                if not (root / m.group(1)).exists():
-                    bad.append(f"docs/conformance.md:{n}: no script {m.group(1)}")
-            elif m := re.fullmatch(r"command: livequant ([\w-]+).*", token):
-                found = True
-                if m.group(1) not in commands:
-                    bad.append(f"docs/conformance.md:{n}: no command livequant {m.group(1)}")
-            elif re.fullmatch(r"\w+\.\w+", token):
-                found = True
-                named.add(token)
-                if token not in tests:
-                    bad.append(f"docs/conformance.md:{n}: no test {token}")
-        if re.search(r"\bopen\b", where):
-            found = True
-            opened += 1
-        if not found:
-            bad.append(f"docs/conformance.md:{n}: names no test, command or page, and is not open")
+                opened += 1
+            if not found:
+                bad.append(f"{page}:{n}: names no test, command or page, and is not open")
     for b in bad:
         print(b)
     print(f"{rows} requirements, {opened} with an open part, {len(named)} tests named, {len(bad)} findings")

@@ -64,6 +64,7 @@ lq_status Fail(const Status& status) {
                     static_cast<int>(Code::kOutOfPages) == LQ_OUT_OF_PAGES &&
                     static_cast<int>(Code::kFailedTxn) == LQ_FAILED_STEP && static_cast<int>(Code::kIo) == LQ_IO,
                 "lq_status lists the codes of base/status.h in their order");
+  LQ_CHECK(status.code() <= Code::kCancelled);  // the others are about ids of callers, which nothing here passes on
   return Fail(static_cast<lq_status>(status.code()), status.message());
 }
 
@@ -320,7 +321,7 @@ lq_status lq_sequence_open(lq_cache* cache, lq_seq* out) {
   if (out == nullptr) return Null("out");
   const auto seq = cache->kv->owner().Open();
   if (!seq.ok()) return Fail(seq.status());
-  *out = *seq;
+  *out = seq->seq;
   return LQ_OK;
 }
 
@@ -329,19 +330,19 @@ lq_status lq_sequence_fork(lq_cache* cache, lq_seq parent, lq_seq* out) {
   if (out == nullptr) return Null("out");
   const auto seq = cache->kv->owner().Fork(parent);
   if (!seq.ok()) return Fail(seq.status());
-  *out = *seq;
+  *out = seq->seq;
   return LQ_OK;
 }
 
 lq_status lq_sequence_truncate(lq_cache* cache, lq_seq seq, int64_t length) {
   if (cache == nullptr) return Null("cache");
-  const Status s = cache->kv->owner().Truncate(seq, length);
+  const Status s = cache->kv->owner().Truncate(seq, length).status();
   return s.ok() ? LQ_OK : Fail(s);
 }
 
 lq_status lq_sequence_release(lq_cache* cache, lq_seq seq) {
   if (cache == nullptr) return Null("cache");
-  const Status s = cache->kv->owner().Release(seq);
+  const Status s = cache->kv->owner().Release(seq).status();
   return s.ok() ? LQ_OK : Fail(s);
 }
 

@@ -19,6 +19,9 @@ const char* CodeName(Code code) {
     case Code::kDataLoss: return "data_loss";
     case Code::kIo: return "io";
     case Code::kCancelled: return "cancelled";
+    case Code::kAccepted: return "accepted";
+    case Code::kIdMismatch: return "id_mismatch";
+    case Code::kIdExpired: return "id_expired";
   }
   LQ_CHECK(false);
 }

@@ -26,6 +26,9 @@ enum class Code {
   kDataLoss,         // truncated or corrupt bytes
   kIo,               // the operating system refused
   kCancelled,
+  kAccepted,    // a transaction of this id was accepted before: its receipt stands, nothing was done again
+  kIdMismatch,  // an id that stands for something else
+  kIdExpired,   // an id so old that nobody knows what it stood for
 };
 
 // Stable lower-case name of a code, as JSON output shows it: "out_of_pages".
@@ -79,10 +82,9 @@ class [[nodiscard]] Result {
 }  // namespace livequant
 
 // Returns the Status of `expr` from the current function if it is an error.
-#define LQ_RETURN_IF_ERROR(expr)                                   \
-  do {                                                             \
-    if (::livequant::Status lq_status_ = (expr); !lq_status_.ok()) \
-      return lq_status_;                                           \
+#define LQ_RETURN_IF_ERROR(expr)                                                      \
+  do {                                                                                \
+    if (::livequant::Status lq_status_ = (expr); !lq_status_.ok()) return lq_status_; \
   } while (false)
 
 #define LQ_CONCAT_INNER(a, b) a##b

@@ -40,7 +40,7 @@ Result<LogitsResult> EvalLogits(const Llama& model, const CacheSchema& schema, c
                                                                .max_step_rows = step_rows,
                                                                .max_q_heads = c.num_attention_heads,
                                                                .allow_fallback = request.allow_fallback}));
-  LQ_ASSIGN_OR_RETURN(const SeqId seq, cache->owner().Open());
+  LQ_ASSIGN_OR_RETURN(const Receipt open, cache->owner().Open());
   const auto workspace = model.NewWorkspace(step_rows, step_rows);
   std::vector<float> logits(static_cast<size_t>(step_rows * vocab));
   const auto row = [&](int64_t r) {
@@ -55,7 +55,7 @@ Result<LogitsResult> EvalLogits(const Llama& model, const CacheSchema& schema, c
   for (int64_t at = 0; at < n; at += rows) {
     rows = NextCut(schema.read_step, request.prefill_chunk, n, at) - at;
     const SequenceTokens part{
-        .seq = seq,
+        .seq = open.seq,
         .tokens =
             std::span<const int32_t>(request.token_ids).subspan(static_cast<size_t>(at), static_cast<size_t>(rows)),
         .all_logits = true};
@@ -69,7 +69,7 @@ Result<LogitsResult> EvalLogits(const Llama& model, const CacheSchema& schema, c
     const int32_t token = MostProbable(last);
     result.generated.push_back(token);
     if (static_cast<int64_t>(result.generated.size()) == request.generate) break;
-    const SequenceTokens part{.seq = seq, .tokens = {&token, 1}};
+    const SequenceTokens part{.seq = open.seq, .tokens = {&token, 1}};
     LQ_RETURN_IF_ERROR(model.Step({&part, 1}, *cache, *workspace, MatrixView<float>(logits.data(), 1, vocab), pool));
     last = row(0);
   }

@@ -192,7 +192,8 @@ class Worker {
     std::vector<WindowScore>& scores = job_.scores[static_cast<size_t>(index)];
     for (size_t c = 0; c < caches_.size(); ++c)
       if (caches_[c] != nullptr) {
-        LQ_ASSIGN_OR_RETURN(seqs_[c], caches_[c]->owner().Open());
+        LQ_ASSIGN_OR_RETURN(const Receipt open, caches_[c]->owner().Open());
+        seqs_[c] = open.seq;
       }
     for (int64_t from = 0; from < w.rows();) {
       const int64_t to = NextCut(job_.formats[0].schema.read_step, job_.options.prefill_chunk, w.rows(), from);
@@ -212,7 +213,7 @@ class Worker {
       from = to;
     }
     for (size_t c = 0; c < caches_.size(); ++c)
-      if (caches_[c] != nullptr) LQ_RETURN_IF_ERROR(caches_[c]->owner().Release(seqs_[c]));
+      if (caches_[c] != nullptr) LQ_RETURN_IF_ERROR(caches_[c]->owner().Release(seqs_[c]).status());
     return {};
   }
 

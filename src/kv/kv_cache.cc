@@ -100,6 +100,7 @@ struct KvCache::Impl {
   std::atomic<int64_t> fallback_calls{0};
   std::atomic<float> spike_ratio{0};  // of `spike`: a row below it need not be looked at closely
 
+  std::mutex id_mutex;                               // between the look for a caller's id and its begin
   mutable std::mutex mutex;                          // guards the three below
   std::optional<KeySpike> spike;                     // the worst so far
   std::vector<std::unique_ptr<KvStep::Impl>> steps;  // all that were ever made
@@ -122,6 +123,7 @@ struct KvStep::Impl {
   State state = State::kFailed;
   std::vector<Part> parts;
   std::vector<TxnId> ids;
+  std::vector<Receipt> published;
   std::vector<std::vector<SeqRow>> seq_rows;  // [class][sequence], first_query filled in
   std::vector<uint8_t> prepared;              // by layer
   int rows = 0, last_layer = -1, prepared_layers = 0;
@@ -385,15 +387,7 @@ Status KvStep::Impl::SealPart(int part, int accepted) {
 
 Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted) {
   std::vector<Receipt> receipts;
-  receipts.reserve(parts.size());
-  if (state == State::kPublished) {
-    for (const TxnId id : ids) {
-      auto receipt = cache->owner->FindReceipt(id);
-      if (!receipt.ok()) return receipt.status();
-      receipts.push_back(*receipt);
-    }
-    return receipts;
-  }
+  if (state == State::kPublished) return published;
   if (state != State::kOpen) return Status(Code::kFailedTxn, "publish: the step has ended; begin a fresh one");
   if (!accepted.empty() && accepted.size() != parts.size())
     return Fail(Status(Code::kInvalidArgument,
@@ -435,7 +429,14 @@ Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted
     const int rows_taken = take(i);
     if (rows_taken == 0) {
       const SeqId seq = parts[i].txn.seq;
-      receipts[i] = Receipt{ids[i], seq, cache->owner->generation(seq), parts[i].txn.first, 0};
+      const uint64_t generation = cache->owner->generation(seq);
+      receipts[i] = Receipt{.txn = ids[i],
+                            .transition = Transition::kAppend,
+                            .seq = seq,
+                            .generation_before = generation,
+                            .generation = generation,
+                            .length = parts[i].txn.first,
+                            .first = parts[i].txn.first};
       cache->owner->Abort(ids[i]);
       continue;
     }
@@ -450,6 +451,7 @@ Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted
     return Status(refusal, "publish: " + refused);
   }
   state = State::kPublished;
+  published = receipts;
   return receipts;
 }
 
@@ -569,6 +571,7 @@ KvStep::Impl* KvCache::Impl::TakeStep() {
   const size_t most = static_cast<size_t>(options.max_sequences);
   step.parts.reserve(most);
   step.ids.reserve(most);
+  step.published.reserve(most);
   step.seq_rows.resize(owner->classes().size());
   for (std::vector<SeqRow>& rows : step.seq_rows) rows.reserve(most);
   step.prepared.resize(layers.size());
@@ -606,6 +609,15 @@ Result<KvStep> KvCache::Begin(std::span<const AppendRequest> requests) {
   if (rows > impl_->options.max_step_rows)
     return Status(Code::kInvalidArgument,
                   fmt::format("begin: {} rows in one step; max_step_rows is {}", rows, impl_->options.max_step_rows));
+
+  // What was begun under an id belongs to the step that began it, until that ends.
+  std::unique_lock<std::mutex> ids(impl_->id_mutex, std::defer_lock);
+  for (const AppendRequest& r : requests) {
+    if (r.id == 0) continue;
+    if (!ids.owns_lock()) ids.lock();
+    if (impl_->owner->Get(r.id).ok())
+      return Status(Code::kInvalidArgument, fmt::format("begin: transaction id {} is in another step's hands", r.id));
+  }
 
   KvStep step;
   step.impl_.reset(impl_->TakeStep());

@@ -105,7 +105,7 @@ class KvCache {
   const KvOptions& options() const;
   Owner& owner();
   const Owner& owner() const;
-  // All or none of the requests. kInvalidArgument: no request, or more rows than max_step_rows; else as Owner::Begin.
+  // All or none. kInvalidArgument: no request, rows > max_step_rows, an id that a step holds; else as Owner::Begin.
   Result<KvStep> Begin(std::span<const AppendRequest> requests);
 
   // Decoded rows [0, length) of one layer, tensor and KV head as they are at rest, out [length][head_dim]: below the

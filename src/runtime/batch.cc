@@ -129,9 +129,9 @@ class Batch {
     const KvOptions& o = cache_.options();
     while (next_ < requests_.size() && static_cast<int>(active_.size()) < o.max_sequences &&
            reserved_rows_ + MostRows(requests_[next_]) <= o.pool_tokens) {
-      LQ_ASSIGN_OR_RETURN(const SeqId seq, cache_.owner().Open());
+      LQ_ASSIGN_OR_RETURN(const Receipt open, cache_.owner().Open());
       active_.push_back({.request = next_,
-                         .seq = seq,
+                         .seq = open.seq,
                          .sampler = Sampler(requests_[next_].sampling, model_.config().vocab_size),
                          .started = Clock::now()});
       reserved_rows_ += MostRows(requests_[next_++]);
@@ -235,7 +235,7 @@ class Batch {
     const Active& a = active_[i];
     const size_t request = a.request;
     Out(a).cache_rows = cache_.owner().length(a.seq);
-    LQ_RETURN_IF_ERROR(cache_.owner().Release(a.seq));
+    LQ_RETURN_IF_ERROR(cache_.owner().Release(a.seq).status());
     reserved_rows_ -= MostRows(requests_[request]);
     active_.erase(active_.begin() + static_cast<std::ptrdiff_t>(i));
     if (options_.on_finish) options_.on_finish(request, run_.results[request]);

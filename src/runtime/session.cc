@@ -10,6 +10,11 @@
 #include "base/seconds.h"
 
 namespace livequant {
+namespace {
+
+constexpr int kMaxDraftTokens = 1024;
+
+}  // namespace
 
 int64_t PrefillStepRows(int read_step, int64_t prefill_chunk, int64_t prompt_rows) {
   LQ_CHECK(read_step >= 1 && prefill_chunk >= 1 && prompt_rows >= 1);
@@ -86,14 +91,15 @@ struct Session::Impl {
   ThreadPool* pool;
   std::unique_ptr<KvCache> cache;
   std::unique_ptr<Llama::Workspace> workspace;
-  std::vector<float> logits;  // of one row
+  std::vector<float> logits;  // [1 + max_draft_tokens][vocab]: of the last row, or of each row that a step verifies
   int64_t pool_bytes = 0;
   std::optional<SeqId> kept;     // Continue's sequence
+  std::vector<int32_t> text;     // of in_rows and what a step verifies
   std::vector<int32_t> in_rows;  // the token of each row of the sequence that runs, or is kept
 
   Status Forward(SeqId seq, std::span<const int32_t> tokens, AttentionRecord* record) {
     const SequenceTokens part{.seq = seq, .tokens = tokens};
-    const MatrixView<float> row(logits.data(), 1, static_cast<int64_t>(logits.size()));
+    const MatrixView<float> row(logits.data(), 1, model->config().vocab_size);
     if (record == nullptr) {
       LQ_RETURN_IF_ERROR(model->Step({&part, 1}, *cache, *workspace, row, *pool));
     } else {
@@ -103,9 +109,24 @@ struct Session::Impl {
     return {};
   }
   Status RecordStep(const SequenceTokens& part, MatrixView<float> row, AttentionRecord& record);
+  std::span<const float> Logits(int64_t row) const {
+    const auto vocab = static_cast<size_t>(model->config().vocab_size);
+    return std::span(logits).subspan(static_cast<size_t>(row) * vocab, vocab);
+  }
   Status Check(std::span<const int32_t> prompt, const GenerateParams& params) const {
+    if (params.drafter != nullptr && options.max_draft_tokens == 0)
+      return Status(Code::kInvalidArgument, "a drafter was given; the session was opened for max_draft_tokens 0");
+    if (params.drafter != nullptr && params.record != nullptr)
+      return Status(Code::kInvalidArgument, "a record is of a run whose every row was published: not of drafts");
+    if (params.drafter != nullptr && cache->schema().read_step != kStepwise)
+      return Status(Code::kUnsupported,
+                    fmt::format("drafts are verified under the contract stepwise only: under {} rows of one step are "
+                                "read otherwise than rows of several",
+                                ContractName(cache->schema().read_step)));
     return CheckRequest(prompt, params.max_new_tokens, params.sampling, model->config().vocab_size, options.max_len);
   }
+  template <class Take>
+  Result<bool> Verify(SeqId seq, const GenerateParams& params, int32_t* token, const Take& take, Generation& out);
   Status Run(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out);
   // Run, and what the sequence held at its end.
   Status Account(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params, Generation& out);
@@ -130,6 +151,9 @@ Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> mode
     return Status(Code::kInvalidArgument, fmt::format("max_len is {}; must be 0 (the model's) or more", o.max_len));
   if (o.prefill_chunk < 1)
     return Status(Code::kInvalidArgument, fmt::format("prefill_chunk is {}; must be at least 1", o.prefill_chunk));
+  if (o.max_draft_tokens < 0 || o.max_draft_tokens > kMaxDraftTokens)
+    return Status(Code::kInvalidArgument,
+                  fmt::format("max_draft_tokens is {}; must be 0 to {}", o.max_draft_tokens, kMaxDraftTokens));
   if (o.memory_bytes < 0)
     return Status(Code::kInvalidArgument,
                   fmt::format("cache memory is {} bytes; must be 0 (no budget) or more", o.memory_bytes));
@@ -140,7 +164,10 @@ Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> mode
   LQ_RETURN_IF_ERROR(CheckSchemaFits(schema, c));
 
   std::unique_ptr<Session> s(new Session());
-  const int step_rows = static_cast<int>(PrefillStepRows(schema.read_step, o.prefill_chunk, o.max_len));
+  // A step never holds more rows than the sequence.
+  const int verified = static_cast<int>(std::min<int64_t>(1 + o.max_draft_tokens, o.max_len));
+  const int step_rows =
+      std::max(verified, static_cast<int>(PrefillStepRows(schema.read_step, o.prefill_chunk, o.max_len)));
   LQ_ASSIGN_OR_RETURN(s->impl_->cache, KvCache::Open(schema, {.max_sequences = 1,
                                                               .max_len = o.max_len,
                                                               .max_step_rows = step_rows,
@@ -154,8 +181,8 @@ Result<std::unique_ptr<Session>> Session::Open(std::shared_ptr<const Llama> mode
         const PagePool& p = owner.pool(cls, tensor, form);
         s->impl_->pool_bytes += p.capacity() * p.page_bytes();
       }
-  s->impl_->workspace = model->NewWorkspace(step_rows, 1);
-  s->impl_->logits.resize(static_cast<size_t>(c.vocab_size));
+  s->impl_->workspace = model->NewWorkspace(step_rows, verified);
+  s->impl_->logits.resize(static_cast<size_t>(verified * c.vocab_size));
   s->impl_->model = std::move(model);
   s->impl_->options = o;
   s->impl_->pool = &pool;
@@ -215,24 +242,78 @@ Status Session::Impl::Run(SeqId seq, std::span<const int32_t> prompt, const Gene
     if (params.on_prefill) params.on_prefill(at, rows);
   }
   start = std::chrono::steady_clock::now();
-  while (static_cast<int64_t>(out.token_ids.size()) < params.max_new_tokens) {
-    LQ_ASSIGN_OR_RETURN(const int32_t token, sampler.Next(logits));
-    if (!params.ignore_eos && std::find(eos.begin(), eos.end(), token) != eos.end()) {
+  // Takes the next token from a row of logits; false: the answer ends with it, or before it.
+  const auto take = [&](std::span<const float> row, int32_t* token) -> Result<bool> {
+    LQ_ASSIGN_OR_RETURN(*token, sampler.Next(row));
+    if (!params.ignore_eos && std::find(eos.begin(), eos.end(), *token) != eos.end()) {
       out.finish = FinishReason::kEos;
-      break;
+      return false;
     }
-    out.token_ids.push_back(token);
-    if (params.on_token) params.on_token(token);
-    if (static_cast<int64_t>(out.token_ids.size()) == params.max_new_tokens) break;
+    out.token_ids.push_back(*token);
+    if (params.on_token) params.on_token(*token);
+    return static_cast<int64_t>(out.token_ids.size()) < params.max_new_tokens;
+  };
+  if (params.max_new_tokens == 0) return {};
+  int32_t token = 0;
+  LQ_ASSIGN_OR_RETURN(bool more, take(Logits(0), &token));
+  while (more) {
     if (cancelled()) {
       out.finish = FinishReason::kCancelled;
       break;
     }
-    LQ_RETURN_IF_ERROR(Forward(seq, {&token, 1}, params.record));
+    if (params.drafter == nullptr) {
+      LQ_RETURN_IF_ERROR(Forward(seq, {&token, 1}, params.record));
+      LQ_ASSIGN_OR_RETURN(more, take(Logits(0), &token));
+    } else {
+      LQ_ASSIGN_OR_RETURN(more, Verify(seq, params, &token, take, out));
+    }
     ++out.decode_steps;
     out.decode_seconds = SecondsSince(start);
   }
   return {};
+}
+
+// One step over the token that waits and a draft behind it. The model's own tokens are taken row by row while they are
+// what the draft says; the rows up to there are published, the others never happened. The token behind them has no row
+// yet: it waits for its own forward, whether the draft had it or not.
+template <class Take>
+Result<bool> Session::Impl::Verify(SeqId seq, const GenerateParams& params, int32_t* token, const Take& take,
+                                   Generation& out) {
+  const int64_t left = params.max_new_tokens - static_cast<int64_t>(out.token_ids.size());  // >= 1
+  text.assign(in_rows.begin(), in_rows.end());
+  text.push_back(*token);
+  // The last token of the answer needs no row, so at most left - 1 guesses are of use.
+  const int most = static_cast<int>(std::min<int64_t>(options.max_draft_tokens, left - 1));
+  std::span<const int32_t> guess;
+  if (most > 0) {
+    LQ_ASSIGN_OR_RETURN(guess, params.drafter->Draft(text, most));
+    LQ_CHECK(static_cast<int>(guess.size()) <= most);
+  }
+  // A guess that is no token ends the draft.
+  const int64_t vocab = model->config().vocab_size;
+  const auto bad = std::find_if(guess.begin(), guess.end(), [&](int32_t id) { return id < 0 || id >= vocab; });
+  guess = guess.first(static_cast<size_t>(bad - guess.begin()));
+
+  const size_t first = text.size() - 1;
+  text.insert(text.end(), guess.begin(), guess.end());
+  const SequenceTokens part{
+      .seq = seq, .tokens = std::span(text).subspan(first), .all_logits = true, .mode = Mode::kPrefix};
+  const auto rows = static_cast<int64_t>(part.tokens.size());
+  LQ_ASSIGN_OR_RETURN(KvStep step, model->Forward({&part, 1}, *cache, *workspace,
+                                                  MatrixView<float>(logits.data(), rows, vocab), *pool));
+  int taken = 1;  // rows of which the model is sure
+  bool more = true;
+  for (;; ++taken) {
+    LQ_ASSIGN_OR_RETURN(more, take(Logits(taken - 1), token));
+    if (!more || taken == step.count(0) || *token != part.tokens[static_cast<size_t>(taken)]) break;
+  }
+  LQ_RETURN_IF_ERROR(step.Publish(std::span(&taken, 1)).status());
+  in_rows.insert(in_rows.end(), part.tokens.begin(), part.tokens.begin() + taken);
+  out.drafted_tokens += step.count(0) - 1;
+  out.accepted_tokens += taken - 1;
+  out.accepted_steps.resize(std::max(out.accepted_steps.size(), static_cast<size_t>(taken)));
+  ++out.accepted_steps[static_cast<size_t>(taken) - 1];
+  return more;
 }
 
 Status Session::Impl::Account(SeqId seq, std::span<const int32_t> prompt, const GenerateParams& params,
@@ -241,6 +322,7 @@ Status Session::Impl::Account(SeqId seq, std::span<const int32_t> prompt, const 
   (void)cache->TakeKeySpike();  // what another request left
   const Status ran = Run(seq, prompt, params, out);
   out.cache_rows = cache->owner().length(seq);
+  out.pending_tokens = out.prompt_tokens + static_cast<int64_t>(out.token_ids.size()) - out.cache_rows;
   out.cache_used_bytes = cache->owner().used_bytes();
   out.fallback_calls = cache->fallback_calls() - fallbacks;
   out.key_spike = cache->TakeKeySpike();
@@ -252,7 +334,7 @@ Status Session::Impl::DropKept() {
   if (!kept.has_value()) return {};
   const SeqId seq = *kept;
   kept.reset();
-  return cache->owner().Release(seq);
+  return cache->owner().Release(seq).status();
 }
 
 // The most rows t <= common with min(frontier(now), t) == frontier(t) in every layer: Truncate(t) leaves the left side
@@ -274,7 +356,7 @@ int64_t Session::Impl::RowsToKeep(int64_t common) const {
 Status Session::Impl::CutKept(int64_t rows) {
   if (rows == 0) return DropKept();
   if (rows == static_cast<int64_t>(in_rows.size())) return {};
-  const Status cut = cache->owner().Truncate(*kept, rows);
+  const Status cut = cache->owner().Truncate(*kept, rows).status();
   if (cut.code() == Code::kOutOfRange) return DropKept();
   LQ_RETURN_IF_ERROR(cut);
   in_rows.resize(static_cast<size_t>(rows));
@@ -285,13 +367,13 @@ Result<Generation> Session::Generate(std::span<const int32_t> prompt, const Gene
   LQ_RETURN_IF_ERROR(impl_->Check(prompt, params));
   LQ_RETURN_IF_ERROR(impl_->DropKept());
   Generation out;
-  LQ_ASSIGN_OR_RETURN(const SeqId seq, impl_->cache->owner().Open());
-  const Status ran = impl_->Account(seq, prompt, params, out);
+  LQ_ASSIGN_OR_RETURN(const Receipt open, impl_->cache->owner().Open());
+  const Status ran = impl_->Account(open.seq, prompt, params, out);
   if (ran.ok() && params.record != nullptr) {
-    LQ_ASSIGN_OR_RETURN(params.record->lease, impl_->cache->owner().Acquire(seq));
+    LQ_ASSIGN_OR_RETURN(params.record->lease, impl_->cache->owner().Acquire(open.seq));
   }
   impl_->in_rows.clear();
-  LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(seq));
+  LQ_RETURN_IF_ERROR(impl_->cache->owner().Release(open.seq).status());
   LQ_RETURN_IF_ERROR(ran);
   return out;
 }
@@ -309,8 +391,8 @@ Result<Generation> Session::Continue(std::span<const int32_t> prompt, const Gene
   const int64_t common = std::min<int64_t>(differ - prompt.begin(), static_cast<int64_t>(prompt.size()) - 1);
   LQ_RETURN_IF_ERROR(s.CutKept(s.RowsToKeep(common)));
   if (!s.kept.has_value()) {
-    LQ_ASSIGN_OR_RETURN(const SeqId seq, s.cache->owner().Open());
-    s.kept = seq;
+    LQ_ASSIGN_OR_RETURN(const Receipt open, s.cache->owner().Open());
+    s.kept = open.seq;
   }
   Generation out;
   out.prompt_tokens = out.reused_rows = static_cast<int64_t>(s.in_rows.size());

@@ -17,6 +17,7 @@
 #include "base/thread_pool.h"
 #include "kv/kv_cache.h"
 #include "model/llama.h"
+#include "runtime/drafter.h"
 #include "runtime/sampler.h"
 #include "schema/schema.h"
 
@@ -35,6 +36,7 @@ struct SessionOptions {
   int64_t memory_bytes =
       0;  // a budget for the pool; 0 = none. Too small is an error with both numbers, never a shorter context
   bool allow_fallback = false;
+  int max_draft_tokens = 0;  // that one step verifies, at most; 0: GenerateParams::drafter must be null
 };
 
 // What went into and came out of the attention of a run, and its cache at the end: what another runtime needs to do the
@@ -50,6 +52,10 @@ struct GenerateParams {
   int64_t max_new_tokens = 128;  // >= 0; prompt + max_new_tokens beyond max_len is kOutOfRange with both numbers
   SamplingParams sampling = {};
   bool ignore_eos = false;
+  // Guesses that steps verify, several rows at once: only those that the model would have said itself are published, so
+  // tokens and cache are those of a run without, bit for bit. Outlives the call. kUnsupported under a contract other
+  // than stepwise, where rows of one step are read otherwise than rows of several.
+  Drafter* drafter = nullptr;
   const std::atomic<bool>* cancel = nullptr;         // looked at before each step; true ends the run with what there is
   std::function<void(int32_t token)> on_token = {};  // each new token, in order; not the eos that ends the run
   std::function<void(int64_t done, int64_t total)> on_prefill = {};  // rows of the prompt, after each chunk
@@ -63,17 +69,29 @@ struct Generation {
   std::vector<int32_t> token_ids;  // new tokens only, without the eos
   FinishReason finish = FinishReason::kLength;
   int64_t prompt_tokens = 0, prefill_steps = 0, decode_steps = 0;
-  int64_t reused_rows = 0;                 // of the prompt, already in the cache; the others were prefilled
-  double prefill_seconds = 0;              // all prefilled rows, the first new token's logits included
-  double decode_seconds = 0;               // decode_steps steps of one row
-  int64_t cache_rows = 0;                  // rows in the cache at the end: the last token's row is never needed
-  int64_t cache_used_bytes = 0;            // pages that the sequence held at the end
-  int64_t fallback_calls = 0;              // attention calls that the reference path served
+  int64_t reused_rows = 0;                   // of the prompt, already in the cache; the others were prefilled
+  double prefill_seconds = 0;                // all prefilled rows, the first new token's logits included
+  double decode_seconds = 0;                 // decode_steps steps: of one row, or of a row and a draft
+  int64_t drafted_tokens = 0;                // guesses that steps verified
+  int64_t accepted_tokens = 0;               // of them, what the model said too
+  std::vector<int64_t> accepted_steps = {};  // [j]: steps that accepted j guesses; empty without a drafter
+  int64_t cache_rows = 0;                    // rows in the cache at the end
+  int64_t pending_tokens = 0;    // of prompt and answer, without a row: the last one has none before a forward
+  int64_t cache_used_bytes = 0;  // pages that the sequence held at the end
+  int64_t fallback_calls = 0;    // attention calls that the reference path served
   std::optional<KeySpike> key_spike = {};  // the worst, where keys have a scale a row (kv/key_spike.h)
   double prefill_tokens_per_s() const {
     return prefill_seconds > 0 ? double(prompt_tokens - reused_rows) / prefill_seconds : 0;
   }
-  double decode_tokens_per_s() const { return decode_seconds > 0 ? double(decode_steps) / decode_seconds : 0; }
+  // Tokens behind the first, which prefill gave.
+  double decode_tokens_per_s() const {
+    return decode_seconds > 0 ? double(decode_steps + accepted_tokens) / decode_seconds : 0;
+  }
+  // Tokens that a decode step gave: 1 without drafts.
+  double mean_acceptance_length() const {
+    return decode_steps > 0 ? 1 + double(accepted_tokens) / double(decode_steps) : 0;
+  }
+  double acceptance_rate() const { return drafted_tokens > 0 ? double(accepted_tokens) / double(drafted_tokens) : 0; }
 };
 
 // What Generate and batches ask of a request before it runs. kInvalidArgument: an empty prompt, a negative number of

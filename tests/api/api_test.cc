@@ -146,7 +146,7 @@ TEST_P(Api, GivesTheBytesAndOutputsOfTheCacheItself) {
 
   lq_seq seq = 0, branch = 0;
   ASSERT_EQ(lq_sequence_open(cache.get(), &seq), LQ_OK);
-  const SeqId direct_seq = *(*direct)->owner().Open();
+  const SeqId direct_seq = (*direct)->owner().Open()->seq;
   uint64_t seed = 1;
   for (const int rows : {150, 1, 1, 70, 1, 40}) {
     EXPECT_EQ(Append(cache.get(), seq, rows, seed), AppendDirectly(**direct, direct_seq, rows, seed, one));
@@ -159,7 +159,7 @@ TEST_P(Api, GivesTheBytesAndOutputsOfTheCacheItself) {
   ASSERT_EQ(lq_lease_acquire(cache.get(), seq, &raw), LQ_OK);
   const Handle<lq_lease> lease(raw);
   ASSERT_EQ(lq_sequence_fork(cache.get(), seq, &branch), LQ_OK);
-  const SeqId direct_branch = *(*direct)->owner().Fork(direct_seq);
+  const SeqId direct_branch = (*direct)->owner().Fork(direct_seq)->seq;
   ASSERT_EQ(lq_sequence_truncate(cache.get(), branch, 205), LQ_OK);
   ASSERT_TRUE((*direct)->owner().Truncate(direct_branch, 205).ok());
   EXPECT_EQ(Append(cache.get(), branch, 30, 50), AppendDirectly(**direct, direct_branch, 30, 50, one));

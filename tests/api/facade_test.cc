@@ -84,7 +84,7 @@ struct Twins {
     cache.emplace(mine,
                   lq::Options{.max_sequences = 4, .max_len = kMaxLen, .max_q_heads = q_heads, .threads = threads});
   }
-  void Open() { sequences.push_back({cache->Open(), *direct->owner().Open()}); }
+  void Open() { sequences.push_back({cache->Open(), direct->owner().Open()->seq}); }
 
   // One step of some sequences; the first may be a draft of which `accepted` rows are kept.
   void Append(Rng& rng, const std::vector<size_t>& which, const std::vector<int>& rows, int accepted) {
@@ -163,11 +163,11 @@ TEST(Facade, RandomOperationsGiveTheBytesOfTheCacheItself) {
           break;
         case 1:
           if (t.sequences.size() < 4)
-            t.sequences.push_back({t.sequences[i].mine.Fork(), *t.direct->owner().Fork(t.sequences[i].theirs)});
+            t.sequences.push_back({t.sequences[i].mine.Fork(), t.direct->owner().Fork(t.sequences[i].theirs)->seq});
           break;
         case 2: {
           const int64_t to = rng.Range(0, length + 1);  // one too far is refused by both
-          const Status theirs = t.direct->owner().Truncate(t.sequences[i].theirs, to);
+          const Status theirs = t.direct->owner().Truncate(t.sequences[i].theirs, to).status();
           EXPECT_EQ(StatusOf([&] { t.sequences[i].mine.Truncate(to); }), static_cast<lq_status>(theirs.code()));
           break;
         }

@@ -23,18 +23,18 @@ TEST_P(DraftTest, EveryAcceptedPrefixEqualsPlainDecoding) {
     // Plain decoding from here, one row a step.
     auto plain = h.owner().Fork(base);
     ASSERT_TRUE(plain.ok());
-    std::vector<std::vector<std::byte>> states = {h.State(*plain)};
+    std::vector<std::vector<std::byte>> states = {h.State(plain->seq)};
     std::vector<RowOutput> outputs;
     for (int64_t p = len; p < len + kDraft + kTail; ++p) {
-      outputs.push_back(h.AppendAll(*plain, Ids(1, p, p + 1), 1)[0]);
-      states.push_back(h.State(*plain));
+      outputs.push_back(h.AppendAll(plain->seq, Ids(1, p, p + 1), 1)[0]);
+      states.push_back(h.State(plain->seq));
     }
     for (int accept = 0; accept <= kDraft && !HasFailure(); ++accept) {
       SCOPED_TRACE("accept " + std::to_string(accept));
       auto fork = h.owner().Fork(base);
       ASSERT_TRUE(fork.ok());
       // Rows past the accepted ones are guesses of another stream: nothing of them may stay.
-      StepInput input{*fork, Ids(1, len, len + accept), Mode::kPrefix};
+      StepInput input{fork->seq, Ids(1, len, len + accept), Mode::kPrefix};
       for (const Id id : Ids(99, len + accept, len + kDraft)) input.ids.push_back(id);
       std::vector<std::vector<RowOutput>> got;
       auto step = h.Run({&input, 1}, &got);
@@ -45,7 +45,7 @@ TEST_P(DraftTest, EveryAcceptedPrefixEqualsPlainDecoding) {
       const int taken = std::min(accept, count);
       ExpectSameOutputs(std::span(got[0]).first(static_cast<size_t>(taken)),
                         std::span(outputs).first(static_cast<size_t>(taken)));
-      EXPECT_EQ(h.State(*fork), states[0]) << "a draft is private";
+      EXPECT_EQ(h.State(fork->seq), states[0]) << "a draft is private";
       const int64_t closed = h.owner().stats().closed_rows[kK];
       auto receipts = step->Publish(std::span(&taken, 1));
       ASSERT_TRUE(receipts.ok()) << receipts.status().ToString();
@@ -53,17 +53,17 @@ TEST_P(DraftTest, EveryAcceptedPrefixEqualsPlainDecoding) {
       EXPECT_EQ((*receipts)[0].first, len);
       if (taken == count && h.owner().stats().closed_rows[kK] > closed) ++sealed;
       h.ExpectSound();
-      ASSERT_EQ(h.owner().length(*fork), len + taken);
-      EXPECT_EQ(h.State(*fork), states[static_cast<size_t>(taken)]);
+      ASSERT_EQ(h.owner().length(fork->seq), len + taken);
+      EXPECT_EQ(h.State(fork->seq), states[static_cast<size_t>(taken)]);
       // What follows is what would have followed.
       for (int64_t i = taken; i < taken + kTail; ++i) {
-        const std::vector<RowOutput> next = h.AppendAll(*fork, Ids(1, len + i, len + i + 1), 1);
+        const std::vector<RowOutput> next = h.AppendAll(fork->seq, Ids(1, len + i, len + i + 1), 1);
         ExpectSameOutputs(next, std::span(outputs).subspan(static_cast<size_t>(i), 1));
       }
-      EXPECT_EQ(h.State(*fork), states[static_cast<size_t>(taken + kTail)]);
-      ASSERT_TRUE(h.owner().Release(*fork).ok());
+      EXPECT_EQ(h.State(fork->seq), states[static_cast<size_t>(taken + kTail)]);
+      ASSERT_TRUE(h.owner().Release(fork->seq).ok());
     }
-    ASSERT_TRUE(h.owner().Release(*plain).ok());
+    ASSERT_TRUE(h.owner().Release(plain->seq).ok());
     ASSERT_TRUE(h.owner().Release(base).ok());
     EXPECT_EQ(h.owner().used_bytes(), 0);
     if (HasFailure()) return;

@@ -57,7 +57,7 @@ std::optional<KeySpike> SpikeOf(const CacheSchema& schema, int chunk, int thread
                                 const std::vector<KeySpike>& plants) {
   auto cache = KvCache::Open(schema, {.max_len = kSpikeRows, .max_step_rows = kSpikeRows, .max_q_heads = kHeads});
   EXPECT_TRUE(cache.ok()) << cache.status().ToString();
-  const SeqId seq = *(*cache)->owner().Open();
+  const SeqId seq = (*cache)->owner().Open()->seq;
   ThreadPool pool(threads);
   for (int64_t at = 0; at < kSpikeRows; at += chunk) {
     const int n = static_cast<int>(std::min<int64_t>(chunk, kSpikeRows - at));

@@ -149,7 +149,7 @@ SeqId Harness::Open() {
   auto seq = owner().Open();
   EXPECT_TRUE(seq.ok()) << seq.status().ToString();
   LQ_CHECK(seq.ok());
-  return *seq;
+  return seq->seq;
 }
 
 Result<KvStep> Harness::Run(std::span<const StepInput> inputs, std::vector<std::vector<RowOutput>>* outputs,

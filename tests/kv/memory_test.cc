@@ -45,7 +45,7 @@ TEST(Memory, ResidentBytesAgreeWithThePool) {
   ASSERT_TRUE(seq.ok());
   std::vector<float> k(512 * 1024, 1.0f), v(512 * 1024, 2.0f);
   const auto append = [&](int rows) {
-    const AppendRequest request{*seq, rows};
+    const AppendRequest request{seq->seq, rows};
     auto step = (*cache)->Begin({&request, 1});
     ASSERT_TRUE(step.ok()) << step.status().ToString();
     for (int layer = 0; layer < 4; ++layer) ASSERT_TRUE(step->Prepare(layer, k.data(), v.data(), pool).ok());

@@ -261,6 +261,39 @@ TEST(Refusal, AStaleSequenceDoesNotHoldBackTheOthers) {
   }
 }
 
+// A step whose reply was lost: begun again under its id, its rows are there once.
+TEST(Refusal, AnIdThatComesAgainAppendsOnce) {
+  Harness h(CaseSchema("kivi2", 2, 1, 32));
+  const SeqId seq = h.Open(), other = h.Open();
+  h.AppendAll(seq, Ids(1, 0, 200), 200, false);
+  const AppendRequest request{.seq = seq, .rows = 1, .id = 5, .content = 99};
+  std::vector<float> k(32), v(32);
+  const auto prepare = [&](KvStep& step) {
+    for (int layer = 0; layer < 2; ++layer) ASSERT_TRUE(step.Prepare(layer, k.data(), v.data(), h.pool()).ok());
+  };
+  {
+    auto dropped = h.cache().Begin({&request, 1});
+    ASSERT_TRUE(dropped.ok());
+    EXPECT_EQ(h.cache().Begin({&request, 1}).status().code(), Code::kInvalidArgument) << "two steps, one transaction";
+    prepare(*dropped);
+  }
+  auto step = h.cache().Begin({&request, 1});
+  ASSERT_TRUE(step.ok()) << step.status().ToString() << ": a step that was dropped leaves its id free";
+  prepare(*step);
+  const auto published = step->Publish();
+  ASSERT_TRUE(published.ok());
+  const std::vector<std::byte> state = h.State(seq);
+  EXPECT_EQ(h.cache().Begin({&request, 1}).status().code(), Code::kAccepted);
+  const AppendRequest rows{.seq = seq, .rows = 1, .id = 5, .content = 98},
+      elsewhere{.seq = other, .rows = 1, .id = 5, .content = 99};
+  EXPECT_EQ(h.cache().Begin({&rows, 1}).status().code(), Code::kIdMismatch);
+  EXPECT_EQ(h.cache().Begin({&elsewhere, 1}).status().code(), Code::kIdMismatch);
+  EXPECT_EQ(*h.owner().FindReceipt(5), (*published)[0]);
+  EXPECT_EQ(h.State(seq), state);
+  EXPECT_EQ(h.owner().length(seq), 201);
+  h.ExpectSound();
+}
+
 TEST(Refusal, AskingAgainRepeatsTheReceipt) {
   Harness h(CaseSchema("int8", 1, 1, 32));
   const SeqId seq = h.Open();
@@ -308,7 +341,7 @@ TEST_P(RefusalTest, APoolForTTokensTakesExactlyTRows) {
   ASSERT_TRUE(seq.ok());
   std::vector<float> k(32), v(32);
   const auto append = [&](int64_t position) -> Status {
-    const AppendRequest request{*seq, 1};
+    const AppendRequest request{seq->seq, 1};
     LQ_ASSIGN_OR_RETURN(KvStep step, cache.Begin({&request, 1}));
     for (int layer : {0, 1}) {
       FillRow(Ids(1, position, position + 1)[0], layer, kK, k);
@@ -321,16 +354,16 @@ TEST_P(RefusalTest, APoolForTTokensTakesExactlyTRows) {
     const Status s = append(p);
     ASSERT_TRUE(s.ok()) << "row " << p << ": " << s.ToString();
   }
-  const std::vector<std::byte> before = cache.StateBytes(*seq);
+  const std::vector<std::byte> before = cache.StateBytes(seq->seq);
   const int64_t used = cache.owner().used_bytes();
   EXPECT_LE(used, bytes);
   const Status full = append(fit);
   EXPECT_EQ(full.code(), Code::kOutOfPages) << full.ToString();
-  EXPECT_EQ(cache.StateBytes(*seq), before);
+  EXPECT_EQ(cache.StateBytes(seq->seq), before);
   EXPECT_EQ(cache.owner().used_bytes(), used);
   EXPECT_TRUE(cache.owner().CheckInvariants().ok());
   // Room again once rows go.
-  ASSERT_TRUE(cache.owner().Truncate(*seq, 0).ok());
+  ASSERT_TRUE(cache.owner().Truncate(seq->seq, 0).ok());
   EXPECT_TRUE(append(0).ok());
 }
 

@@ -30,7 +30,7 @@ std::vector<float> Logits(const Llama& model, const CacheSchema& schema, const s
   const auto workspace = model.NewWorkspace(64, 64);
   std::vector<float> out(static_cast<size_t>(rows * vocab));
   ThreadPool pool(1);
-  const SequenceTokens part{.seq = *seq, .tokens = ids, .all_logits = true};
+  const SequenceTokens part{.seq = seq->seq, .tokens = ids, .all_logits = true};
   const Status s = model.Step({&part, 1}, **cache, *workspace, MatrixView<float>(out.data(), rows, vocab), pool);
   EXPECT_TRUE(s.ok()) << s.ToString();
   return out;

@@ -204,7 +204,7 @@ TEST(Goldens, AWindowKeepsThePagesBounded) {
       for (LayerSchema& layer : schema.layers) layer.window = 0;
     auto cache = KvCache::Open(schema, {.max_len = 250, .max_step_rows = 8, .max_q_heads = 2});
     ASSERT_TRUE(cache.ok()) << cache.status().ToString();
-    const SeqId seq = *(*cache)->owner().Open();
+    const SeqId seq = (*cache)->owner().Open()->seq;
     const auto workspace = model->NewWorkspace(8, 1);
     std::vector<float> logits(static_cast<size_t>(model->config().vocab_size));
     ThreadPool pool(1);

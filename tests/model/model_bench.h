@@ -45,7 +45,7 @@ struct ModelBench {
   SeqId Open() {
     auto seq = cache->owner().Open();
     EXPECT_TRUE(seq.ok()) << seq.status().ToString();
-    return *seq;
+    return seq->seq;
   }
   int64_t vocab() const { return model->config().vocab_size; }
 

@@ -52,7 +52,7 @@ Replay RunCut(const Llama& model, const CacheSchema& schema, const std::vector<i
     const std::span<const int32_t> ids =
         at < n ? std::span(prompt).subspan(static_cast<size_t>(at), static_cast<size_t>(end - at))
                : std::span(more).subspan(static_cast<size_t>(at - n), 1);
-    const SequenceTokens part{.seq = *seq, .tokens = ids, .all_logits = true};
+    const SequenceTokens part{.seq = seq->seq, .tokens = ids, .all_logits = true};
     const Status s = model.Step({&part, 1}, **cache, *workspace,
                                 MatrixView<float>(out.logits.data() + at * vocab, end - at, vocab), pool);
     EXPECT_TRUE(s.ok()) << s.ToString();

@@ -182,6 +182,24 @@ Status Owner::CheckInvariants() const {
     return Broken(4, "sequence slots: " + Text(open_sequences) + " open and " +
                          Text(static_cast<int64_t>(s.free_sequences.size())) + " free of " +
                          Text(static_cast<int64_t>(s.sequences.size())));
+  // 7: a lineage lives as long as its views; a release receipt is consumed when they are gone.
+  std::vector<int32_t> views_of(s.lineages.size(), 0);
+  for (const ViewMeta& view : s.views)
+    if (view.state != ViewMeta::kFree) ++views_of[static_cast<size_t>(view.lineage)];
+  int64_t live_lineages = 0;
+  for (size_t i = 0; i < s.lineages.size(); ++i) {
+    if (views_of[i] == 0) continue;
+    ++live_lineages;
+    if (s.lineages[i].views != views_of[i])
+      return Broken(7, "a lineage counts " + Text(s.lineages[i].views) + " views, " + Text(views_of[i]) + " are live");
+    const Accepted* release = s.receipts->Find(s.lineages[i].release);
+    if (release != nullptr && release->reclaimed)
+      return Broken(7, "the release of sequence " + Text(release->receipt.seq) + " was reclaimed, " +
+                           Text(views_of[i]) + " of its views are live");
+  }
+  if (live_lineages + static_cast<int64_t>(s.free_lineages.size()) != static_cast<int64_t>(s.lineages.size()))
+    return Broken(4, "lineages: " + Text(live_lineages) + " live and " +
+                         Text(static_cast<int64_t>(s.free_lineages.size())) + " free");
   if (open_txns + static_cast<int64_t>(s.free_txns.size()) != static_cast<int64_t>(s.txns.size()))
     return Broken(4, "transaction slots: " + Text(open_txns) + " open and " +
                          Text(static_cast<int64_t>(s.free_txns.size())) + " free");

@@ -13,15 +13,25 @@
 #include <vector>
 
 #include "base/int_math.h"
+#include "base/rng.h"
 #include "cache/owner/owner.h"
+#include "cache/owner/receipts.h"
 #include "cache/owner/tables.h"
 
 namespace livequant {
 
-inline constexpr int kSlotBits = 16;  // of a TxnId: the rest is a serial number
+inline constexpr int kSlotBits = 16;  // of the owner's own ids: above them a serial number, then kOwnId
 
 inline std::string Text(int64_t value) { return std::to_string(value); }
 inline int32_t AlignDown(int32_t value, int32_t to) { return value / to * to; }
+std::string IdText(TxnId id);
+// One number for what a transition was asked to do: compared when its id comes again.
+template <class... T>
+uint64_t Content(Transition transition, T... parts) {
+  uint64_t fold = static_cast<uint64_t>(transition) + 1;
+  ((fold = Mix64(fold ^ Mix64(static_cast<uint64_t>(parts)))), ...);
+  return fold;
+}
 // Sequence slot of an id; ids of one slot differ by the number of slots.
 inline int SlotOf(SeqId seq, size_t slots) { return static_cast<int>(seq % slots); }
 
@@ -48,12 +58,19 @@ struct ViewMeta {
   State state = kFree;
   uint64_t generation = 0;
   int32_t leases = 0;  // readers, and transactions whose base this is
+  int lineage = -1;
+};
+
+// All views that one sequence ever had, until the last is gone: what a release waits for.
+struct Lineage {
+  int32_t views = 0;
+  TxnId release = 0;  // 0: the sequence is open
 };
 
 struct SequenceMeta {
   bool open = false;
   SeqId id = 0;
-  int view = -1;
+  int view = -1, lineage = -1;
   uint64_t generation = 0;
   uint64_t batch = 0;  // of the last call that named it: finds repeats
 };
@@ -67,7 +84,9 @@ struct Txn {
   TxnId id = 0;
   bool open = false;
   SeqId seq = 0;
-  int slot = 0;  // of the sequence
+  int slot = 0;          // of the sequence
+  uint64_t content = 0;  // fold of the request
+  uint64_t batch = 0;    // of the Begin that made it
   int base = -1, next = -1;
   uint64_t generation = 0;  // of the sequence when the transaction began
   int32_t first = 0, count = 0;
@@ -112,7 +131,11 @@ struct Owner::Impl {
   std::vector<int> free_sequences;
   std::vector<Txn> txns;
   std::vector<int> free_txns;
-  std::vector<Receipt> receipts;  // ring by serial number of the transaction
+  std::vector<Lineage> lineages;
+  std::vector<int> free_lineages;
+  std::unique_ptr<ReceiptRing> receipts;
+  std::unique_ptr<IdMap> given;  // open transactions by the ids of callers
+  std::array<uint8_t, 32> schema_digest{};
   uint64_t serial = 0, generations = 0, batches = 0;
   mutable OwnerStats stats;
 
@@ -160,7 +183,15 @@ struct Owner::Impl {
   const Txn* FindTxn(TxnId id) const;
   Status Failed(TxnId id) const;
 
-  int TakeView(ViewMeta::State state);
+  TxnId OwnId(int slot) { return kOwnId | ++serial << kSlotBits | static_cast<TxnId>(slot); }
+  // What an id says before anything is done. A receipt: accepted before. kInvalidArgument, kIdMismatch, kIdExpired. A
+  // receipt with txn 0: go on.
+  Result<Receipt> Repeated(TxnId id, uint64_t content);
+  Receipt Accept(Receipt receipt, uint64_t content);
+
+  int TakeView(ViewMeta::State state, int lineage);
+  int TakeLineage();
+  SequenceMeta& NewSequence();  // open, without a view; REQUIRES a free slot
   void FreeView(int view);
   void CloneRows(int from, int to);
   void Retire(int view);

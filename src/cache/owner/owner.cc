@@ -3,6 +3,7 @@
 #include "cache/owner/owner.h"
 
 #include <algorithm>
+#include <atomic>
 #include <limits>
 #include <numeric>
 #include <string>
@@ -17,6 +18,9 @@ namespace livequant {
 namespace {
 
 constexpr int kReceiptsPerView = 4;
+constexpr int kMaxReceipts = 1 << 20;
+
+std::atomic<uint64_t> last_owner{0};
 
 Status CheckLimits(const OwnerLimits& limits, size_t planes) {
   if (limits.max_sequences < 1 || limits.max_sequences >= 1 << kSlotBits)
@@ -28,6 +32,8 @@ Status CheckLimits(const OwnerLimits& limits, size_t planes) {
   if (limits.max_step_rows < 0 || limits.max_step_rows > limits.max_len)
     return Status(Code::kInvalidArgument,
                   "max_step_rows " + Text(limits.max_step_rows) + ", limit 0..max_len " + Text(limits.max_len));
+  if (limits.receipts < 0 || limits.receipts > kMaxReceipts)
+    return Status(Code::kInvalidArgument, "receipts " + Text(limits.receipts) + ", limit 0.." + Text(kMaxReceipts));
   if (limits.pages.size() != planes)
     return Status(Code::kInvalidArgument, "pages of " + Text(static_cast<int64_t>(limits.pages.size())) +
                                               " planes given, the schema has " + Text(static_cast<int64_t>(planes)));
@@ -54,6 +60,24 @@ const char* AllocationSiteName(AllocationSite site) {
   LQ_CHECK(false);
 }
 
+const char* TransitionName(Transition transition) {
+  switch (transition) {
+    case Transition::kOpen:
+      return "open";
+    case Transition::kAppend:
+      return "append";
+    case Transition::kFork:
+      return "fork";
+    case Transition::kReorder:
+      return "reorder";
+    case Transition::kTruncate:
+      return "truncate";
+    case Transition::kRelease:
+      return "release";
+  }
+  LQ_CHECK(false);
+}
+
 Owner::Owner() : impl_(std::make_unique<Impl>()) {}
 Owner::~Owner() = default;
 
@@ -69,6 +93,12 @@ Result<std::unique_ptr<Owner>> Owner::Create(const CacheSchema& schema, const Ow
   OwnerLimits& limits = s.limits;
   if (limits.max_views == 0) limits.max_views = std::min(4 * limits.max_sequences + 8, (1 << kSlotBits) - 1);
   if (limits.max_step_rows == 0) limits.max_step_rows = static_cast<int>(limits.max_len);
+  if (limits.receipts == 0) limits.receipts = kReceiptsPerView * limits.max_views;
+  if (limits.id == 0) limits.id = ++last_owner;
+  const std::string digest = Digest(schema);
+  LQ_CHECK(digest.size() == 2 * s.schema_digest.size());
+  for (size_t i = 0; i < s.schema_digest.size(); ++i)
+    s.schema_digest[i] = static_cast<uint8_t>(std::stoi(digest.substr(2 * i, 2), nullptr, 16));
 
   s.class_of_layer.resize(schema.layers.size());
   s.index_in_class.resize(schema.layers.size());
@@ -128,11 +158,14 @@ Result<std::unique_ptr<Owner>> Owner::Create(const CacheSchema& schema, const Ow
   s.views.resize(views);
   s.rows.resize(views * s.classes.size());
   s.sequences.resize(static_cast<size_t>(limits.max_sequences));
-  s.receipts.resize(views * kReceiptsPerView);
+  s.receipts = std::make_unique<ReceiptRing>(limits.receipts);
+  s.given = std::make_unique<IdMap>(limits.max_views);
+  s.lineages.resize(views);
   s.txns.resize(views);
   for (int i = limits.max_views - 1; i >= 0; --i) {
     s.free_views.push_back(i);
     s.free_txns.push_back(i);
+    s.free_lineages.push_back(i);
   }
   for (int i = limits.max_sequences - 1; i >= 0; --i) {
     s.free_sequences.push_back(i);
@@ -240,22 +273,91 @@ const SequenceMeta* Owner::Impl::Find(SeqId seq) const { return const_cast<Impl*
 Status Owner::Impl::Closed(SeqId seq) const { return Status(Code::kClosed, "sequence " + Text(seq) + " is not open"); }
 
 Txn* Owner::Impl::FindTxn(TxnId id) {
+  if ((id & kOwnId) == 0) {
+    const int64_t slot = given->Find(id);
+    return slot < 0 ? nullptr : &txns[static_cast<size_t>(slot)];
+  }
   const size_t slot = static_cast<size_t>(id & ((1u << kSlotBits) - 1));
   return slot < txns.size() && txns[slot].open && txns[slot].id == id ? &txns[slot] : nullptr;
 }
 const Txn* Owner::Impl::FindTxn(TxnId id) const { return const_cast<Impl*>(this)->FindTxn(id); }
 Status Owner::Impl::Failed(TxnId id) const {
-  return Status(Code::kFailedTxn, "transaction " + Text(static_cast<int64_t>(id)) + " is finished or was never begun");
+  return Status(Code::kFailedTxn, "transaction " + IdText(id) + " is finished or was never begun");
+}
+
+// --- receipts ---
+
+std::string IdText(TxnId id) { return ((id & kOwnId) != 0 ? "#" : "") + std::to_string(id & ~kOwnId); }
+
+Result<Receipt> Owner::Impl::Repeated(TxnId id, uint64_t content) {
+  if (id == 0) return Receipt{};
+  if ((id & kOwnId) != 0)
+    return Status(Code::kInvalidArgument,
+                  "transaction id " + std::to_string(id) + ", limit 1.." + std::to_string(kOwnId - 1));
+  const Accepted* accepted = LQ_PLANT(kIdNotLookedFor) ? nullptr : receipts->Find(id);
+  const Txn* txn = FindTxn(id);
+  if (accepted != nullptr && (accepted->content == content || LQ_PLANT(kIdContentIgnored))) {
+    ++stats.repeats;
+    return accepted->receipt;
+  }
+  if (accepted != nullptr || (txn != nullptr && txn->content != content))
+    return Status(Code::kIdMismatch,
+                  "transaction id " + IdText(id) + " stands for another transition" +
+                      (accepted == nullptr ? std::string(", begun")
+                                           : std::string(": ") + TransitionName(accepted->receipt.transition) +
+                                                 " of sequence " + Text(accepted->receipt.seq)));
+  if (txn == nullptr && receipts->Expired(id) && !LQ_PLANT(kExpiredIdIsNew))
+    return Status(Code::kIdExpired,
+                  "transaction id " + IdText(id) + " is older than the last " + Text(receipts->depth()) + " receipts");
+  return Receipt{};
+}
+
+Receipt Owner::Impl::Accept(Receipt receipt, uint64_t content) {
+  receipt.owner = limits.id;
+  receipt.schema = schema_digest;
+  receipts->Add(receipt, content);
+  return receipt;
+}
+
+Result<Receipt> Owner::FindReceipt(TxnId id) const {
+  const Impl& s = *impl_;
+  const std::lock_guard lock(s.mutex);
+  if (const Accepted* accepted = s.receipts->Find(id); accepted != nullptr) return accepted->receipt;
+  if (s.receipts->Expired(id) && s.FindTxn(id) == nullptr)
+    return Status(Code::kIdExpired, "transaction id " + IdText(id) + " is older than the last " +
+                                        Text(s.receipts->depth()) + " receipts");
+  return Status(Code::kNotFound, "no receipt of transaction id " + IdText(id) + ": nothing was accepted under it");
+}
+
+Result<bool> Owner::Reclaimed(TxnId id) const {
+  LQ_ASSIGN_OR_RETURN(const Receipt receipt, FindReceipt(id));
+  if (receipt.transition != Transition::kRelease)
+    return Status(Code::kInvalidArgument, std::string("transaction id ") + IdText(id) + " is of a " +
+                                              TransitionName(receipt.transition) + ", not of a release");
+  const std::lock_guard lock(impl_->mutex);
+  const Accepted* accepted = impl_->receipts->Find(id);
+  if (accepted == nullptr) return Status(Code::kIdExpired, "transaction id " + IdText(id) + " left the ring just now");
+  return accepted->reclaimed;
 }
 
 // --- views ---
 
-int Owner::Impl::TakeView(ViewMeta::State state) {
+int Owner::Impl::TakeView(ViewMeta::State state, int lineage) {
   LQ_CHECK(!free_views.empty());
   const int view = free_views.back();
   free_views.pop_back();
-  views[static_cast<size_t>(view)] = {.state = state};
+  views[static_cast<size_t>(view)] = {.state = state, .lineage = lineage};
+  ++lineages[static_cast<size_t>(lineage)].views;
   return view;
+}
+
+// Each has a view, so there are as many as views.
+int Owner::Impl::TakeLineage() {
+  LQ_CHECK(!free_lineages.empty());
+  const int lineage = free_lineages.back();
+  free_lineages.pop_back();
+  lineages[static_cast<size_t>(lineage)] = {};
+  return lineage;
 }
 
 void Owner::Impl::FreeView(int view) {
@@ -264,8 +366,20 @@ void Owner::Impl::FreeView(int view) {
   for (int c = 0; c < num_classes(); ++c)
     for (int t = 0; t < 2; ++t)
       for (int form = 0; form < 2; ++form) tables->Unref(r[c].root[t][form]);
-  views[static_cast<size_t>(view)].state = ViewMeta::kFree;
+  ViewMeta& meta = views[static_cast<size_t>(view)];
+  meta.state = ViewMeta::kFree;
   free_views.push_back(view);
+
+  // The last view of a released sequence consumes the receipt of its release.
+  Lineage& lineage = lineages[static_cast<size_t>(meta.lineage)];
+  LQ_CHECK(lineage.views > 0);
+  if (--lineage.views > 0 || lineage.release == 0) return;
+  if (Accepted* release = receipts->Find(lineage.release); release != nullptr) {
+    LQ_CHECK(!release->reclaimed || LQ_PLANT(kReclaimedEarly));
+    release->reclaimed = true;
+  }
+  ++stats.reclaims;
+  free_lineages.push_back(meta.lineage);
 }
 
 void Owner::Impl::CloneRows(int from, int to) {

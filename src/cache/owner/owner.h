@@ -11,10 +11,16 @@
 // Begin reserves all that the step may need; nothing after it allocates. Publish can be refused for one reason only:
 // kStale.
 //
+// Receipts: every accepted transition has one, fixed in size, in a ring of OwnerLimits::receipts. A caller may name a
+// transition by an id of its own (1 .. 2^63 - 1, rising). The same id again gives the same receipt and no second
+// effect; with other content kIdMismatch; an id that left the ring kIdExpired. A refused transition leaves its id free.
+// So who lost a reply asks again.
+//
 // Thread safe: one lock guards every structural step, and no value is read or written under it. Rows of pages are
 // written only inside the slots that a transaction claimed. Capacity of everything is fixed at Create.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -50,6 +56,8 @@ struct OwnerLimits {
   int max_views = 0;           // published + private + leased, also the most transactions; 0 = 4 * max_sequences + 8
   int64_t max_len = 0;         // rows of the longest sequence: fixes the capacity of roots
   int max_step_rows = 0;       // rows of the largest request of Begin: fixes what a transaction can list; 0 = max_len
+  int receipts = 0;            // accepted transitions whose receipts are kept; 0 = 4 * max_views
+  uint64_t id = 0;             // of this owner, in its receipts; 0 = the next number of this process
   std::vector<int64_t> pages;  // by plane: [class * 4 + tensor * 2 + form]
   // For all pages, aligned to Owner::kMemoryAlignment and PoolBytes(schema, pages, that) long, to outlive the owner;
   // null: each pool maps its own.
@@ -63,10 +71,15 @@ enum class Mode : uint8_t {
   kPrefix,  // publish takes any prefix of them (drafts)
 };
 
+// Of the owner's transitions, or given by the caller: 1 .. 2^63 - 1, rising. Never names two things that were accepted.
+using TxnId = uint64_t;
+
 struct AppendRequest {
   SeqId seq;
   int rows;  // >= 1; under kPrefix the transaction may hold fewer (cache_core.md 5, begin)
   Mode mode = Mode::kAll;
+  TxnId id = 0;          // the caller's; 0 = the owner makes one
+  uint64_t content = 0;  // the caller's digest of the rows: compared when the id comes again
 };
 
 // Row slots [from, to) of `page`, which only this transaction may write.
@@ -90,15 +103,24 @@ struct CloseJob {
   bool at_seal;  // needs every row accepted: runs in Seal, not when a layer is prepared
 };
 
-using TxnId = uint64_t;  // never reused
+enum class Transition : uint8_t { kOpen, kAppend, kFork, kReorder, kTruncate, kRelease };
+inline constexpr int kTransitions = 6;
+const char* TransitionName(Transition transition);  // "open", "append", ...
 
-// What a publish did; the same transaction id asked again returns the same receipt.
+// What one accepted transition did.
 struct Receipt {
-  TxnId txn = 0;
-  SeqId seq = 0;
-  uint64_t generation = 0;  // after the publish
-  int64_t first = 0;        // position of the first row
-  int32_t rows = 0;         // published
+  uint64_t owner = 0;  // OwnerLimits::id
+  TxnId txn = 0;       // the caller's id, or one of the owner's own (the highest bit set)
+  Transition transition = Transition::kOpen;
+  SeqId seq = 0;     // opened, appended to, truncated, released; the child of a fork; the first member of a reorder
+  SeqId parent = 0;  // of a fork
+  // Of `seq`. Reorder: member i of the group has generation + i after it. Before an open or a fork 0.
+  uint64_t generation_before = 0, generation = 0;
+  int64_t length = 0;                // rows of `seq` after it; of a release the rows that it had
+  int64_t first = 0;                 // append: position of the first row
+  int32_t rows = 0;                  // append: rows published; reorder: members
+  std::array<uint8_t, 32> schema{};  // Digest of the owner's schema
+  bool operator==(const Receipt&) const = default;
 };
 
 // What kv needs to run a transaction. Valid until Publish or Abort.
@@ -115,7 +137,8 @@ struct TxnView {
 
 // Counters since Create. Tests read them to show that what they mean to test really happened.
 struct OwnerStats {
-  int64_t begins = 0, publishes = 0, aborts = 0, stale = 0, forks = 0, truncates = 0, reorders = 0, releases = 0;
+  int64_t opens = 0, begins = 0, publishes = 0, aborts = 0, stale = 0, forks = 0, truncates = 0, reorders = 0,
+          releases = 0;
   int64_t closed_rows[2] = {0, 0}, closed_groups = 0, short_groups = 0, scars = 0, draft_cuts = 0;
   // Work done, rolled back work included. A block counts as a whole (512 bytes) and a root by its fixed capacity,
   // whatever they hold.
@@ -124,6 +147,8 @@ struct OwnerStats {
   int64_t marks_returned = 0;  // claims whose unused slots went back
   int64_t window_drops = 0;    // coded pages that left a window
   int64_t out_of_pages = 0, deferred_reclaims = 0;
+  int64_t repeats = 0;   // transitions that came again and got their receipt
+  int64_t reclaims = 0;  // releases whose last view is gone
 };
 
 class Owner {
@@ -134,27 +159,32 @@ class Owner {
   static constexpr int64_t kMemoryAlignment = 4096;
   ~Owner();
 
+  // `id` of these five: the caller's id of the transition, 0 = the owner makes one; a bad one is kInvalidArgument,
+  // kIdMismatch or kIdExpired, and nothing changed.
+  //
   // A new empty sequence. kOutOfPages: no free slot or view.
-  Result<SeqId> Open();
+  Result<Receipt> Open(TxnId id = 0);
   // A sequence that shares every row of `parent`; the same cost at any length. A fork fences nothing. kClosed,
   // kOutOfPages.
-  Result<SeqId> Fork(SeqId parent);
+  Result<Receipt> Fork(SeqId parent, TxnId id = 0);
   // Member i of `group` continues as group[parents[i]] was; all members move in one publication, older transactions go
-  // stale. kInvalidArgument: unequal lengths, a member twice, a parent outside the group. kClosed, kOutOfPages. Else
-  // nothing changed.
-  Status Reorder(std::span<const SeqId> group, std::span<const int> parents);
+  // stale. kInvalidArgument: no member, unequal lengths, a member twice, a parent outside the group. kClosed,
+  // kOutOfPages. On an error nothing changed.
+  Result<Receipt> Reorder(std::span<const SeqId> group, std::span<const int> parents, TxnId id = 0);
   // Keeps rows [0, len) and fences, len == length(seq) included. Codes of kept rows never change: cutting a K group
   // leaves a scar, and f may exceed frontier(len) (closed ahead). kInvalidArgument: len beyond the sequence.
   // kOutOfRange: a window of the schema has dropped rows that the query at position `len` sees; the message names the
   // shortest length. kClosed, kOutOfPages.
-  Status Truncate(SeqId seq, int64_t len);
-  // Fences now, reclaims when the last lease on its views ends. kClosed: already released, or never opened.
-  Status Release(SeqId seq);
+  Result<Receipt> Truncate(SeqId seq, int64_t len, TxnId id = 0);
+  // Fences now, reclaims when the last lease on its views ends; that consumes the receipt, once (Reclaimed). kClosed:
+  // already released, or never opened.
+  Result<Receipt> Release(SeqId seq, TxnId id = 0);
 
   // Begins one transaction a request, all or none, under one lock; out[i] belongs to requests[i]. A sequence may appear
-  // once. kOutOfPages names the plane, the pages needed (by the requests up to the one that failed) and the pages free;
-  // nothing was taken. kInvalidArgument: rows < 1, a sequence twice. kOutOfRange: rows beyond max_step_rows or max_len.
-  // kClosed. Nothing changed.
+  // once. A request whose id names an open transaction gets that one again. kOutOfPages names the plane, the pages
+  // needed (by the requests up to the one that failed) and the pages free; nothing was taken. kInvalidArgument: rows <
+  // 1, a sequence or an id twice. kOutOfRange: rows beyond max_step_rows or max_len. kClosed. kAccepted: the id was
+  // published (FindReceipt); kIdMismatch, kIdExpired. Nothing changed.
   Status Begin(std::span<const AppendRequest> requests, std::span<TxnId> out);
   // kFailedTxn: published, aborted or never begun. The spans live until Publish, Abort or an error that aborts.
   Result<TxnView> Get(TxnId txn) const;
@@ -169,13 +199,15 @@ class Owner {
   Result<std::span<const CloseJob>> Seal(TxnId txn, int accepted);
   // accepted == count under kAll (Seal is optional), 1..count under kPrefix after Seal(accepted). kMissingLayer,
   // kNonFinite and kInvalidArgument abort; else kStale, which aborts too, is the only refusal. A published id returns
-  // its receipt again.
+  // its receipt again, or kIdMismatch if it had other rows; kIdExpired. kFailedTxn: aborted, or never begun.
   Result<Receipt> Publish(TxnId txn, int accepted);
   // Frees everything. Repeating it, or naming a finished transaction, does nothing.
   void Abort(TxnId txn);
-  // The receipt of a published transaction, while the ring still has it (the last 4 * max_views transactions).
-  // kNotFound.
+  // The receipt of an accepted transition. kIdExpired: it left the ring. kNotFound: not accepted so far.
   Result<Receipt> FindReceipt(TxnId txn) const;
+  // Whether the receipt of a release was consumed: no view of the sequence is left, its storage went back. Errors as
+  // FindReceipt's; kInvalidArgument: not a release.
+  Result<bool> Reclaimed(TxnId release) const;
 
   // Rows of an open sequence; -1 if it is closed.
   int64_t length(SeqId seq) const;

@@ -12,51 +12,80 @@
 
 namespace livequant {
 
-Result<SeqId> Owner::Open() {
+namespace {
+
+// A receipt of `seq` as it is now.
+Receipt Of(Transition transition, TxnId id, const SequenceMeta& seq, uint64_t generation_before, int64_t length) {
+  return {.txn = id,
+          .transition = transition,
+          .seq = seq.id,
+          .generation_before = generation_before,
+          .generation = seq.generation,
+          .length = length};
+}
+
+}  // namespace
+
+Result<Receipt> Owner::Open(TxnId id) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
+  const uint64_t content = Content(Transition::kOpen);
+  LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(id, content));
+  if (again.txn != 0) return again;
   LQ_RETURN_IF_ERROR(
       s.Need(AllocationSite::kSequence, "sequences", -1, 1, static_cast<int64_t>(s.free_sequences.size())));
   LQ_RETURN_IF_ERROR(s.Need(AllocationSite::kView, "views", -1, 1, static_cast<int64_t>(s.free_views.size())));
-  const int view = s.TakeView(ViewMeta::kCurrent);
+  SequenceMeta& seq = s.NewSequence();
+  const int view = s.TakeView(ViewMeta::kCurrent, seq.lineage);
   std::fill_n(s.view_rows(view), s.num_classes(), SeqRow{});
-  const int slot = s.free_sequences.back();
-  s.free_sequences.pop_back();
-  SequenceMeta& seq = s.sequences[static_cast<size_t>(slot)];
-  seq.id += static_cast<SeqId>(s.sequences.size());
-  seq.open = true;
-  seq.view = -1;
   s.Install(seq, view);
-  return seq.id;
+  ++s.stats.opens;
+  return s.Accept(Of(Transition::kOpen, id != 0 ? id : s.OwnId(0), seq, 0, 0), content);
 }
 
-Result<SeqId> Owner::Fork(SeqId parent_id) {
+SequenceMeta& Owner::Impl::NewSequence() {
+  const int slot = free_sequences.back();
+  free_sequences.pop_back();
+  SequenceMeta& seq = sequences[static_cast<size_t>(slot)];
+  seq.id += static_cast<SeqId>(sequences.size());
+  seq.open = true;
+  seq.view = -1;
+  seq.lineage = TakeLineage();
+  return seq;
+}
+
+Result<Receipt> Owner::Fork(SeqId parent_id, TxnId id) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
+  const uint64_t content = Content(Transition::kFork, parent_id);
+  LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(id, content));
+  if (again.txn != 0) return again;
   const SequenceMeta* parent = s.Find(parent_id);
   if (parent == nullptr) return s.Closed(parent_id);
   LQ_RETURN_IF_ERROR(
       s.Need(AllocationSite::kSequence, "sequences", -1, 1, static_cast<int64_t>(s.free_sequences.size())));
   LQ_RETURN_IF_ERROR(s.Need(AllocationSite::kView, "views", -1, 1, static_cast<int64_t>(s.free_views.size())));
-  const int view = s.TakeView(ViewMeta::kCurrent);
+  SequenceMeta& seq = s.NewSequence();
+  const int view = s.TakeView(ViewMeta::kCurrent, seq.lineage);
   s.CloneRows(parent->view, view);
-  const int slot = s.free_sequences.back();
-  s.free_sequences.pop_back();
-  SequenceMeta& seq = s.sequences[static_cast<size_t>(slot)];
-  seq.id += static_cast<SeqId>(s.sequences.size());
-  seq.open = true;
-  seq.view = -1;
   s.Install(seq, view);
   ++s.stats.forks;
-  return seq.id;
+  Receipt receipt = Of(Transition::kFork, id != 0 ? id : s.OwnId(0), seq, 0, s.view_len(view));
+  receipt.parent = parent_id;
+  return s.Accept(receipt, content);
 }
 
-Status Owner::Reorder(std::span<const SeqId> group, std::span<const int> parents) {
+Result<Receipt> Owner::Reorder(std::span<const SeqId> group, std::span<const int> parents, TxnId id) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
+  if (group.empty()) return Status(Code::kInvalidArgument, "reorder: the group has no member");
   if (group.size() != parents.size())
     return Status(Code::kInvalidArgument, "reorder: " + Text(static_cast<int64_t>(group.size())) + " members, " +
                                               Text(static_cast<int64_t>(parents.size())) + " parents");
+  uint64_t content = Content(Transition::kReorder, group.size());
+  for (size_t i = 0; i < group.size(); ++i) content = Content(Transition::kReorder, content, group[i], parents[i]);
+  LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(id, content));
+  if (again.txn != 0) return again;
   ++s.batches;
   for (size_t i = 0; i < group.size(); ++i) {
     SequenceMeta* member = s.Find(group[i]);
@@ -69,12 +98,11 @@ Status Owner::Reorder(std::span<const SeqId> group, std::span<const int> parents
                                                 Text(static_cast<int64_t>(i)) + ", the group has " +
                                                 Text(static_cast<int64_t>(group.size())));
   }
-  if (group.empty()) return {};
   LQ_RETURN_IF_ERROR(s.Need(AllocationSite::kView, "views", -1, static_cast<int64_t>(group.size()),
                             static_cast<int64_t>(s.free_views.size())));
   s.new_views.clear();
   for (size_t i = 0; i < group.size(); ++i) {
-    const int view = s.TakeView(ViewMeta::kCurrent);
+    const int view = s.TakeView(ViewMeta::kCurrent, s.Find(group[i])->lineage);
     s.CloneRows(s.Find(group[static_cast<size_t>(parents[i])])->view, view);
     if (LQ_PLANT(kReorderLeavesTails)) {
       for (int c = 0; c < s.num_classes(); ++c)
@@ -89,6 +117,7 @@ Status Owner::Reorder(std::span<const SeqId> group, std::span<const int> parents
     }
     s.new_views.push_back(view);
   }
+  const uint64_t before = s.Find(group[0])->generation;
   for (size_t i = 0; i < group.size(); ++i) {
     SequenceMeta& member = *s.Find(group[i]);
     const uint64_t generation = member.generation;
@@ -96,12 +125,18 @@ Status Owner::Reorder(std::span<const SeqId> group, std::span<const int> parents
     if (LQ_PLANT(kNoFenceReorder)) member.generation = generation;
   }
   ++s.stats.reorders;
-  return {};
+  const SequenceMeta& first = *s.Find(group[0]);
+  Receipt receipt = Of(Transition::kReorder, id != 0 ? id : s.OwnId(0), first, before, s.view_len(first.view));
+  receipt.rows = static_cast<int32_t>(group.size());
+  return s.Accept(receipt, content);
 }
 
-Status Owner::Truncate(SeqId id, int64_t len) {
+Result<Receipt> Owner::Truncate(SeqId id, int64_t len, TxnId txn) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
+  const uint64_t content = Content(Transition::kTruncate, id, len);
+  LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(txn, content));
+  if (again.txn != 0) return again;
   SequenceMeta* seq = s.Find(id);
   if (seq == nullptr) return s.Closed(id);
   const int32_t old_len = s.view_len(seq->view);
@@ -149,7 +184,7 @@ Status Owner::Truncate(SeqId id, int64_t len) {
   LQ_RETURN_IF_ERROR(s.Need(AllocationSite::kView, "views", -1, 1, static_cast<int64_t>(s.free_views.size())));
   LQ_RETURN_IF_ERROR(s.NeedNodes(roots, blocks));
 
-  const int view = s.TakeView(ViewMeta::kCurrent);
+  const int view = s.TakeView(ViewMeta::kCurrent, seq->lineage);
   s.CloneRows(seq->view, view);
   for (int c = 0; c < s.num_classes(); ++c) {
     SeqRow& row = s.view_rows(view)[c];
@@ -167,22 +202,31 @@ Status Owner::Truncate(SeqId id, int64_t len) {
   s.Install(*seq, view);
   if (LQ_PLANT(kNoFenceTruncate)) seq->generation = generation;
   ++s.stats.truncates;
-  return {};
+  return s.Accept(Of(Transition::kTruncate, txn != 0 ? txn : s.OwnId(0), *seq, generation, len), content);
 }
 
-Status Owner::Release(SeqId id) {
+Result<Receipt> Owner::Release(SeqId id, TxnId txn) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
+  const uint64_t content = Content(Transition::kRelease, id);
+  LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(txn, content));
+  if (again.txn != 0) return again;
   SequenceMeta* seq = s.Find(id);
   if (seq == nullptr) return s.Closed(id);
+  const uint64_t before = seq->generation;
   seq->open = false;
+  if (!LQ_PLANT(kNoFenceRelease)) seq->generation = ++s.generations;
+  // The receipt stands before the last view can go: whoever drops that consumes it.
+  const Receipt receipt =
+      s.Accept(Of(Transition::kRelease, txn != 0 ? txn : s.OwnId(0), *seq, before, s.view_len(seq->view)), content);
+  s.lineages[static_cast<size_t>(seq->lineage)].release = receipt.txn;
+  if (LQ_PLANT(kReclaimedEarly)) s.receipts->Find(receipt.txn)->reclaimed = true;
   if (LQ_PLANT(kDoubleRelease)) s.tables->Unref(s.view_rows(seq->view)[0].root[kK][kCoded]);
   s.Retire(seq->view);
-  seq->view = -1;
-  if (!LQ_PLANT(kNoFenceRelease)) seq->generation = ++s.generations;
+  seq->view = seq->lineage = -1;
   s.free_sequences.push_back(SlotOf(id, s.sequences.size()));
   ++s.stats.releases;
-  return {};
+  return receipt;
 }
 
 }  // namespace livequant

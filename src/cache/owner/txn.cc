@@ -148,6 +148,14 @@ Status Owner::Impl::Extend(Txn& txn, int cls, int tensor, int form, std::span<co
   return {};
 }
 
+namespace {
+
+uint64_t ContentOf(const AppendRequest& request) {
+  return Content(Transition::kAppend, request.seq, request.rows, request.mode, request.content);
+}
+
+}  // namespace
+
 Status Owner::Impl::BeginOne(const AppendRequest& request, TxnId* out) {
   LQ_RETURN_IF_ERROR(Need(AllocationSite::kTxn, "transactions", -1, 1, static_cast<int64_t>(free_txns.size())));
   LQ_RETURN_IF_ERROR(Need(AllocationSite::kView, "views", -1, 1, static_cast<int64_t>(free_views.size())));
@@ -157,7 +165,10 @@ Status Owner::Impl::BeginOne(const AppendRequest& request, TxnId* out) {
   Txn& txn = txns[static_cast<size_t>(txn_slot)];
   LQ_CHECK(!txn.open && txn.claims.empty() && txn.copies.empty() && txn.jobs.empty());
   txn.open = true;
-  txn.id = ++serial << kSlotBits | static_cast<TxnId>(txn_slot);
+  txn.id = request.id != 0 ? request.id : OwnId(txn_slot);
+  if (request.id != 0) given->Insert(request.id, txn_slot);
+  txn.content = ContentOf(request);
+  txn.batch = batches;
   txn.seq = request.seq;
   txn.slot = SlotOf(request.seq, sequences.size());
   txn.base = seq.view;
@@ -169,7 +180,7 @@ Status Owner::Impl::BeginOne(const AppendRequest& request, TxnId* out) {
   txn.seal_jobs = 0;
   std::fill(txn.prepared.begin(), txn.prepared.end(), 0);
   ++views[static_cast<size_t>(txn.base)].leases;
-  txn.next = TakeView(ViewMeta::kPrivate);
+  txn.next = TakeView(ViewMeta::kPrivate, seq.lineage);
   CloneRows(txn.base, txn.next);
 
   const bool draft = request.mode == Mode::kPrefix;
@@ -231,15 +242,20 @@ Status Owner::Begin(std::span<const AppendRequest> requests, std::span<TxnId> ou
     return Status(Code::kInvalidArgument, "begin: " + Text(static_cast<int64_t>(requests.size())) +
                                               " requests, room for " + Text(static_cast<int64_t>(out.size())) +
                                               " transactions");
+  uint64_t batch = 0;
   {
     const std::lock_guard lock(s.mutex);
-    ++s.batches;
+    batch = ++s.batches;
     for (const AppendRequest& r : requests) {
+      LQ_ASSIGN_OR_RETURN(const Receipt again, s.Repeated(r.id, ContentOf(r)));
+      if (again.txn != 0)
+        return Status(Code::kAccepted, "begin: transaction id " + IdText(r.id) + " was accepted before");
       SequenceMeta* seq = s.Find(r.seq);
       if (seq == nullptr) return s.Closed(r.seq);
       const auto name = [&] { return "begin: sequence " + Text(r.seq); };  // only an error allocates
       if (seq->batch == s.batches) return Status(Code::kInvalidArgument, name() + " stands in the batch twice");
       seq->batch = s.batches;
+      if (s.FindTxn(r.id) != nullptr) continue;  // begun, and asked for again
       if (r.rows < 1) return Status(Code::kInvalidArgument, name() + ": " + Text(r.rows) + " rows, at least 1");
       if (r.rows > s.limits.max_step_rows)
         return Status(Code::kOutOfRange,
@@ -250,26 +266,44 @@ Status Owner::Begin(std::span<const AppendRequest> requests, std::span<TxnId> ou
                       name() + ": " + Text(len) + " + " + Text(r.rows) + " rows, limit " + Text(s.limits.max_len));
     }
     std::fill(s.batch_pages.begin(), s.batch_pages.end(), 0);
+    int64_t begun = 0;
     for (size_t i = 0; i < requests.size(); ++i) {
-      Status status = s.BeginOne(requests[i], &out[i]);
+      Status status;
+      if (const Txn* open = s.FindTxn(requests[i].id); open == nullptr) {
+        status = s.BeginOne(requests[i], &out[i]);
+        ++begun;
+      } else if (open->batch == batch) {
+        status =
+            Status(Code::kInvalidArgument, "begin: transaction id " + IdText(open->id) + " stands in the batch twice");
+      } else {
+        out[i] = open->id;
+        ++s.stats.repeats;
+      }
       if (status.ok()) continue;
       // Newest first, so that each mark goes back to what it was.
       for (size_t k = i; k-- > 0 && !LQ_PLANT(kBatchNotAtomic);) {
-        s.Abort(*s.FindTxn(out[k]));
-        --s.stats.aborts;
+        if (Txn& txn = *s.FindTxn(out[k]); txn.batch == batch) {
+          s.Abort(txn);
+          --s.stats.aborts;
+        }
         out[k] = 0;
       }
       return status;
     }
-    s.stats.begins += static_cast<int64_t>(requests.size());
+    s.stats.begins += begun;
   }
   // Outside the lock: nobody else knows these pages yet.
   if (!LQ_PLANT(kFreshNotPoisoned))
     for (const TxnId id : out) {
-      const Txn& txn = s.txns[static_cast<size_t>(id & ((1u << kSlotBits) - 1))];
-      for (size_t i = 0; i < txn.claims.size(); ++i) {
-        const Claim& claim = txn.claims[i];
-        if (txn.notes[i].fresh)
+      const Txn* txn = nullptr;
+      {
+        const std::lock_guard lock(s.mutex);
+        txn = s.FindTxn(id);
+      }
+      if (txn->batch != batch) continue;  // asked for again: it may hold rows
+      for (size_t i = 0; i < txn->claims.size(); ++i) {
+        const Claim& claim = txn->claims[i];
+        if (txn->notes[i].fresh)
           s.pools[static_cast<size_t>(Impl::PlaneIndex(claim.cls, claim.tensor, claim.form))]->Poison(claim.page);
       }
     }
@@ -378,7 +412,8 @@ void Owner::Impl::Finish(Txn& txn) {
   txn.notes.clear();
   txn.copies.clear();
   txn.jobs.clear();
-  free_txns.push_back(static_cast<int>(txn.id & ((1u << kSlotBits) - 1)));
+  given->Erase(txn.id);
+  free_txns.push_back(static_cast<int>(&txn - txns.data()));
 }
 
 void Owner::Impl::Abort(Txn& txn) {
@@ -400,9 +435,18 @@ Result<Receipt> Owner::Publish(TxnId id, int accepted) {
   const std::lock_guard lock(s.mutex);
   Txn* txn = s.FindTxn(id);
   if (txn == nullptr) {
-    const Receipt& receipt = s.receipts[(id >> kSlotBits) % s.receipts.size()];
-    if (id != 0 && receipt.txn == id && !LQ_PLANT(kPublishRepeats)) return receipt;
-    return s.Failed(id);
+    const Accepted* before = s.receipts->Find(id);
+    if (before == nullptr || LQ_PLANT(kPublishRepeats)) {
+      if (!s.receipts->Expired(id)) return s.Failed(id);
+      return Status(Code::kIdExpired, "publish: transaction id " + IdText(id) + " is older than the last " +
+                                          Text(s.receipts->depth()) + " receipts");
+    }
+    if (before->receipt.transition != Transition::kAppend || before->receipt.rows != accepted)
+      return Status(Code::kIdMismatch, "publish: " + Text(accepted) + " rows under transaction id " + IdText(id) +
+                                           ", which was accepted as a " + TransitionName(before->receipt.transition) +
+                                           " of " + Text(before->receipt.rows) + " rows");
+    ++s.stats.repeats;
+    return before->receipt;
   }
   Status status = CheckComplete(*txn, static_cast<int>(s.schema.layers.size()), accepted, "publish");
   if (status.ok() && (txn->mode == Mode::kPrefix || txn->sealed >= 0) && txn->sealed != accepted)
@@ -471,9 +515,15 @@ Result<Receipt> Owner::Publish(TxnId id, int accepted) {
   s.EndLease(txn->base);
   s.Install(seq, txn->next);
   ++s.stats.publishes;
-  const Receipt receipt{
-      .txn = id, .seq = txn->seq, .generation = seq.generation, .first = txn->first, .rows = accepted};
-  s.receipts[(id >> kSlotBits) % s.receipts.size()] = receipt;
+  const Receipt receipt = s.Accept({.txn = id,
+                                    .transition = Transition::kAppend,
+                                    .seq = txn->seq,
+                                    .generation_before = txn->generation,
+                                    .generation = seq.generation,
+                                    .length = len,
+                                    .first = txn->first,
+                                    .rows = accepted},
+                                   txn->content);
   s.Finish(*txn);
   return receipt;
 }
@@ -482,16 +532,6 @@ void Owner::Abort(TxnId id) {
   Impl& s = *impl_;
   const std::lock_guard lock(s.mutex);
   if (Txn* txn = s.FindTxn(id); txn != nullptr) s.Abort(*txn);
-}
-
-Result<Receipt> Owner::FindReceipt(TxnId id) const {
-  const Impl& s = *impl_;
-  const std::lock_guard lock(s.mutex);
-  const Receipt& receipt = s.receipts[(id >> kSlotBits) % s.receipts.size()];
-  if (id != 0 && receipt.txn == id) return receipt;
-  return Status(Code::kNotFound, "no receipt of transaction " + Text(static_cast<int64_t>(id)) +
-                                     ": it was not published, or the ring of " +
-                                     Text(static_cast<int64_t>(s.receipts.size())) + " moved on");
 }
 
 }  // namespace livequant

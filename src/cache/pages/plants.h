@@ -35,6 +35,10 @@
   X(kMarkBackTooFar, "publish puts a mark back below rows that it made visible")                 \
   X(kBatchNotAtomic, "a batch that fails keeps the transactions that it had begun")              \
   X(kPublishRepeats, "the receipt of a published transaction is not looked for")                 \
+  X(kIdNotLookedFor, "a transition that comes again under its id is done again")                 \
+  X(kIdContentIgnored, "an id that comes again with other content gets the old receipt")         \
+  X(kExpiredIdIsNew, "an id that left the ring is taken as a new one")                           \
+  X(kReclaimedEarly, "a release receipt counts as consumed while a reader holds the rows")       \
   X(kFreshNotPoisoned, "a fresh page shows the rows of its last owner")
 
 #ifdef LIVEQUANT_PLANTS

@@ -30,7 +30,7 @@ class Fixture {
     LQ_CHECK(made.ok());
     owner = *std::move(made);
   }
-  SeqId Open() { return *owner->Open(); }
+  SeqId Open() { return owner->Open()->seq; }
   Result<TxnId> Begin(SeqId seq, int rows, Mode mode = Mode::kAll) {
     const AppendRequest request{seq, rows, mode};
     TxnId id = 0;

@@ -18,27 +18,6 @@ constexpr int kCheckAllEvery = 24;
 
 }  // namespace
 
-struct OwnerSimulator::Live {
-  SeqId id = 0;
-  OracleSequence rows;
-  bool only_grew = true;
-};
-
-struct OwnerSimulator::Held {
-  TxnId id = 0;
-  SeqId seq = 0;
-  Mode mode = Mode::kAll;
-  std::vector<uint64_t> writes;
-  OracleSequence base;
-  const char* stale = nullptr;  // why, once the sequence has moved on
-};
-
-struct OwnerSimulator::Reader {
-  Owner::Lease lease;
-  OracleSequence rows;
-  int64_t until = 0;  // long holds: not closed before this operation
-};
-
 const std::vector<std::string>& Coverage::Required() {
   static const std::vector<std::string> names = {"closed K rows",
                                                  "closed V rows",
@@ -78,6 +57,13 @@ const std::vector<std::string>& Coverage::Required() {
                                                  "wrong count",
                                                  "not sealed",
                                                  "receipts asked again",
+                                                 "lost replies",
+                                                 "lost replies of begin",
+                                                 "ids free again",
+                                                 "ids of other content",
+                                                 "expired ids",
+                                                 "begin of an accepted id",
+                                                 "reclaims awaited",
                                                  "beyond max_len",
                                                  "long holds",
                                                  "ledger compared",
@@ -149,8 +135,10 @@ void OwnerSimulator::Pick(uint64_t seed) {
   if (specs.size() == 2 && pair == 2 && schema_.layers.back().k.group == 0) schema_.layers.back() = LayerOf(spec);
   schema_.read_step = rng.Chance(0.7) ? kStepwise : rng.Chance(0.5) ? 4 : kPromptReadStep;
   LQ_CHECK(Validate(schema_).ok());
+  schema_digest_ = Digest(schema_);
   max_len_ = rng.Range(60, 120);
   tight_ = rng.Chance(0.3);
+  limits_.id = 77;
   limits_.max_sequences = static_cast<int>(rng.Range(3, 7));
   limits_.max_views = limits_.max_sequences * 3 + 6;
   limits_.max_len = max_len_;
@@ -163,12 +151,13 @@ void OwnerSimulator::Pick(uint64_t seed) {
       const int64_t longest = max_len_ / rows + 2;
       limits_.pages.push_back(tight_ ? longest * 2 + 2 : longest * limits_.max_views);
     }
+  limits_.receipts = static_cast<int>(rng.Range(6, 40));
   config_ = "closures {" + Text(spec.k.lag) + "," + Text(spec.k.step) + "} {" + Text(spec.v.lag) + "," +
             Text(spec.v.step) + "} group " + Text(spec.group) + ", pages of " + Text(spec.coded_rows) + " and " +
             Text(spec.exact_rows) + " rows, pinned " + Text(spec.pinned) + ", window " + Text(spec.window) +
             ", layers " + Text(static_cast<int64_t>(schema_.layers.size())) + " in " +
             Text(static_cast<int64_t>(classes.size())) + " classes, read_step " + Text(schema_.read_step) +
-            ", max_len " + Text(max_len_) + (tight_ ? ", tight pools" : "");
+            ", max_len " + Text(max_len_) + ", receipts " + Text(limits_.receipts) + (tight_ ? ", tight pools" : "");
 }
 
 void OwnerSimulator::Note(std::string what) {
@@ -218,11 +207,12 @@ void OwnerSimulator::Moved(Live& live, const char* cause) {
 // --- operations ---
 
 void OwnerSimulator::OpenOne() {
-  auto id = owner_->Open();
   Note("open");
-  if (!Went(id.status(), "open")) return;
+  const auto opened = Do(Transition::kOpen, 0, 0,
+                         [this](TxnId id, bool other) { return other ? owner_->Release(1, id) : owner_->Open(id); });
+  if (!Went(opened.status(), "open")) return;
   live_.push_back(std::make_unique<Live>());
-  live_.back()->id = *id;
+  live_.back()->id = opened->seq;
   touched_.push_back(live_.back().get());
 }
 
@@ -230,7 +220,7 @@ void OwnerSimulator::Append(int rows, Mode mode, Fate fate) {
   Live& live = AnyLive();
   // A full sequence is cut back more often than it is asked for the impossible.
   if (live.rows.len() + rows > max_len_ && choices_.Chance(80)) return Truncate();
-  const AppendRequest request{live.id, rows, mode};
+  const AppendRequest request{live.id, rows, mode, choices_.Chance(70) ? NextId() : 0, writes_};
   TxnId id = 0;
   Note("begin seq " + Text(live.id) + " len " + Text(live.rows.len()) + " rows " + Text(rows) +
        (mode == Mode::kPrefix ? " draft" : "") + " fate " + Text(static_cast<int>(fate)));
@@ -246,7 +236,15 @@ void OwnerSimulator::Append(int rows, Mode mode, Fate fate) {
     Demand(owner_->used_bytes() == used && id == 0, "a failed begin took something");
     return;
   }
-  Held held{.id = id, .seq = live.id, .mode = mode, .writes = {}, .base = live.rows, .stale = nullptr};
+  if (request.id != 0 && Lost()) {
+    const int64_t taken = owner_->used_bytes();
+    TxnId again = 0;
+    Demand(owner_->Begin({&request, 1}, {&again, 1}).ok() && again == id && owner_->used_bytes() == taken,
+           "a begin that came again is another transaction");
+    coverage_->Add("lost replies of begin");
+  }
+  Held held{
+      .id = id, .seq = live.id, .mode = mode, .writes = {}, .base = live.rows, .stale = nullptr, .request = request};
   const auto txn = owner_->Get(id);
   Demand(txn.ok(), "get: " + txn.status().ToString());
   const int expected = mode == Mode::kAll ? rows : schedule_->draft_rows(live.rows.len(), rows);
@@ -276,8 +274,9 @@ void OwnerSimulator::AppendBatch() {
     if (choices_.Chance(60)) {
       const int room = static_cast<int>(max_len_) - live->rows.len();
       if (room > 0)
-        requests.push_back(
-            {live->id, choices_.Range(1, std::min(room, 6)), choices_.Chance(70) ? Mode::kAll : Mode::kPrefix});
+        requests.push_back({live->id, choices_.Range(1, std::min(room, 6)),
+                            choices_.Chance(70) ? Mode::kAll : Mode::kPrefix, choices_.Chance(70) ? NextId() : 0,
+                            writes_ + requests.size()});
     }
   if (requests.empty()) return;
   std::string text = "batch";
@@ -298,7 +297,8 @@ void OwnerSimulator::AppendBatch() {
               .mode = requests[i].mode,
               .writes = {},
               .base = FindLive(requests[i].seq)->rows,
-              .stale = nullptr};
+              .stale = nullptr,
+              .request = requests[i]};
     const int count = owner_->Get(ids[i])->count;
     for (int k = 0; k < count; ++k) held.writes.push_back(++writes_);
     batch.push_back(std::move(held));
@@ -401,6 +401,7 @@ void OwnerSimulator::Finish(Held held, int accepted) {
     for (const CloseJob& job : *due)
       for (const int layer : owner_->classes()[job.cls].layers) codec_->Encode(txn, layer, job, held.writes);
   }
+  const uint64_t before = owner_->generation(held.seq);
   const auto receipt = owner_->Publish(held.id, accepted);
   Live* live = FindLive(held.seq);
   if (held.stale != nullptr) {
@@ -411,16 +412,31 @@ void OwnerSimulator::Finish(Held held, int accepted) {
     return;
   }
   Demand(receipt.ok(), "publish: " + receipt.status().ToString());
-  Demand(live != nullptr && receipt->seq == held.seq && receipt->first == held.base.len() &&
-             receipt->rows == accepted && receipt->generation == owner_->generation(held.seq),
+  CheckReceipt(*receipt, Transition::kAppend, held.id, held.seq, before, held.base.len() + accepted);
+  Demand(live != nullptr && receipt->first == held.base.len() && receipt->rows == accepted,
          "the receipt tells something else");
+  const AppendRequest request = held.request;
+  const Call again = [this, request, txn = held.id, accepted](TxnId id, bool other) -> Result<Receipt> {
+    if (id == 0) return owner_->Publish(txn, accepted + other);
+    AppendRequest repeated = request;
+    repeated.content += other;
+    TxnId begun = 0;
+    const Status s = owner_->Begin({&repeated, 1}, {&begun, 1});
+    if (s.code() != Code::kAccepted) return s;
+    coverage_->Add("begin of an accepted id");
+    return owner_->Publish(txn, accepted);
+  };
+  if (Lost()) {
+    const auto lost = owner_->Publish(held.id, accepted);
+    Demand(lost.ok() && *lost == *receipt, "a publish that came again: " + lost.status().ToString());
+    coverage_->Add("lost replies");
+  }
   if (held.mode == Mode::kPrefix) coverage_->Add(accepted < count ? "partial accepts" : "full accepts of drafts");
   live->rows.Append(*schedule_, held.writes, accepted);
   if (schedule_->pinned(0) > 0 && live->rows.f[0][0] > schedule_->pinned(0)) coverage_->Add("closes with pinned rows");
   Moved(*live, "publish");
   touched_.push_back(live);
-  receipts_.push_back(*receipt);
-  if (receipts_.size() > 8) receipts_.erase(receipts_.begin());
+  Remember(*receipt, again);
 }
 
 // Malformed calls abort the transaction and nothing else happens.
@@ -499,35 +515,20 @@ void OwnerSimulator::FinishHeld(bool abort) {
   Finish(std::move(held), held.mode == Mode::kAll ? count : choices_.Range(1, count));
 }
 
-void OwnerSimulator::RepeatPublish() {
-  if (receipts_.empty()) return;
-  const Receipt& want = receipts_[static_cast<size_t>(choices_.Range(0, static_cast<int>(receipts_.size()) - 1))];
-  Note("publish again");
-  const auto again = owner_->Publish(want.txn, want.rows);
-  if (again.status().code() == Code::kFailedTxn) {  // the ring moved on: then FindReceipt says so too
-    Demand(owner_->FindReceipt(want.txn).status().code() == Code::kNotFound,
-           "publish lost a receipt that is still there");
-    return;
-  }
-  Demand(again.ok() && again->txn == want.txn && again->seq == want.seq && again->generation == want.generation &&
-             again->first == want.first && again->rows == want.rows,
-         "publish again: " + again.status().ToString());
-  Demand(owner_->FindReceipt(want.txn).ok(), "the receipt is not found");
-  coverage_->Add("receipts asked again");
-  check_all_ = true;
-}
-
 void OwnerSimulator::Fork() {
   Live& parent = AnyLive();
   Note("fork seq " + Text(parent.id));
   const int64_t used = owner_->used_bytes();
-  auto id = owner_->Fork(parent.id);
+  const auto forked = Do(Transition::kFork, 0, parent.rows.len(), [this, seq = parent.id](TxnId id, bool other) {
+    return owner_->Fork(other ? seq + 1 : seq, id);
+  });
   Demand(owner_->used_bytes() == used, "a fork took pages");
-  if (!Went(id.status(), "fork")) return;
+  if (!Went(forked.status(), "fork")) return;
+  Demand(forked->parent == parent.id, "the receipt names another parent");
   coverage_->Add("forks");
   parent.only_grew = false;
   auto child = std::make_unique<Live>();
-  child->id = *id;
+  child->id = forked->seq;
   child->rows = parent.rows;
   child->only_grew = false;
   touched_.push_back(child.get());
@@ -550,7 +551,16 @@ void OwnerSimulator::Reorder() {
     text += " " + Text(live->id) + "<-#" + Text(parents.back());
   }
   Note(text);
-  if (!Went(owner_->Reorder(ids, parents), "reorder")) return;
+  if (group.empty()) return;
+  const auto reordered = Do(Transition::kReorder, ids[0], group[static_cast<size_t>(parents[0])]->rows.len(),
+                            [this, ids, parents](TxnId id, bool other) {
+                              std::vector<int> moved = parents;
+                              if (other) moved.back() = (moved.back() + 1) % static_cast<int>(moved.size() + 1);
+                              return owner_->Reorder(ids, moved, id);
+                            });
+  if (!Went(reordered.status(), "reorder")) return;
+  for (size_t i = 0; i < group.size(); ++i)
+    Demand(owner_->generation(ids[i]) == reordered->generation + i, "the receipt tells other generations");
   if (duplicates) coverage_->Add("reorders with duplicates");
   std::vector<OracleSequence> next;
   for (const int parent : parents) next.push_back(group[static_cast<size_t>(parent)]->rows);
@@ -569,7 +579,9 @@ void OwnerSimulator::Truncate() {
   if (choices_.Chance(3)) n = choices_.Chance(50) ? 0 : len;
   Note("truncate seq " + Text(live.id) + " from " + Text(len) + " to " + Text(n));
   const int64_t used = owner_->used_bytes();
-  const Status status = owner_->Truncate(live.id, n);
+  const Status status = Do(Transition::kTruncate, live.id, n, [this, seq = live.id, n](TxnId id, bool other) {
+                          return owner_->Truncate(seq, other ? n + 1 : n, id);
+                        }).status();
   if (status.code() == Code::kOutOfRange) {
     bool window = false;
     for (int layer = 0; layer < schedule_->layers(); ++layer)
@@ -597,9 +609,11 @@ void OwnerSimulator::Release() {
   const size_t i = static_cast<size_t>(choices_.Range(0, static_cast<int>(live_.size()) - 1));
   Live& live = *live_[i];
   Note("release seq " + Text(live.id));
-  const Status s = owner_->Release(live.id);
+  const Status s = Do(Transition::kRelease, live.id, live.rows.len(), [this, seq = live.id](TxnId id, bool other) {
+                     return owner_->Release(other ? seq + 1 : seq, id);
+                   }).status();
   Demand(s.ok(), "release: " + s.ToString());
-  Demand(owner_->Release(live.id).code() == Code::kClosed && owner_->length(live.id) == -1,
+  Demand(owner_->Release(live.id).status().code() == Code::kClosed && owner_->length(live.id) == -1,
          "a released sequence is open");
   Moved(live, "release");
   touched_.clear();
@@ -615,7 +629,7 @@ void OwnerSimulator::OpenReader() {
   const bool hold = choices_.Chance(25);
   if (hold) coverage_->Add("long holds");
   Note("read seq " + Text(live.id));
-  readers_.push_back({*std::move(lease), live.rows, operations_ + (hold ? 300 : 0)});
+  readers_.push_back({*std::move(lease), live.id, live.rows, operations_ + (hold ? 300 : 0)});
 }
 
 void OwnerSimulator::CloseReader() {
@@ -681,8 +695,11 @@ void OwnerSimulator::Step() {
   else if (what < 98)
     CloseReader();
   else
-    RepeatPublish();
+    AskAgain();
   Disarm();
+  for (const auto& live : live_)
+    history_ = Mix64(history_ ^ Mix64(owner_->generation(live->id) * 131 + static_cast<uint64_t>(live->rows.len())));
+  history_ = Mix64(history_ ^ static_cast<uint64_t>(owner_->used_bytes()));
   if (check_all_ || operations_ % kCheckAllEvery == 0)
     CheckAll();
   else
@@ -743,6 +760,7 @@ void OwnerSimulator::CheckSome() {
       CheckView(reader.lease.rows(), reader.rows, "a reader");
     }
   }
+  CheckReclaimed();
   const Status invariants = check_invariants_ ? owner_->CheckInvariants() : Status();
   Demand(invariants.ok(), invariants.ToString());
   const LedgerBytes census = owner_->Census();
@@ -777,7 +795,7 @@ void OwnerSimulator::Drain() {
   CheckAll();
   while (!live_.empty() || !readers_.empty()) {
     if (!live_.empty() && (readers_.empty() || choices_.Chance(50))) {
-      const Status s = owner_->Release(live_.back()->id);
+      const Status s = owner_->Release(live_.back()->id).status();
       Demand(s.ok(), "release: " + s.ToString());
       live_.pop_back();
     } else {
@@ -811,6 +829,7 @@ std::string Simulate(uint64_t seed, int64_t operations, Coverage* coverage, int6
   try {
     OwnerSimulator simulator(seed, Choices(seed), coverage);
     config = simulator.config();
+    simulator.set_losses(seed % 2 == 0 ? 30 : 0);
     try {
       for (; *done < operations; ++*done) simulator.Step();
       simulator.Drain();

@@ -4,9 +4,13 @@
 // operation touched, of one other sequence, lease and open transaction, bit for bit; everything that is reachable every
 // few operations and after every failure. At the end all is released and every pool must be empty. Throws
 // SimulationError at the first difference.
+//
+// Most transitions carry an id. Replies get lost (set_losses): the caller asks again and must get the same receipt and
+// no second effect, so that a run with losses is the run without them (history()).
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -79,6 +83,10 @@ class OwnerSimulator {
   // false: only what the list of rows, the byte counts and the return values show; the owner's own CheckInvariants is
   // left out.
   void set_check_invariants(bool on) { check_invariants_ = on; }
+  // Percent of accepted transitions with an id whose reply is lost. Decided apart from everything else.
+  void set_losses(int percent) { losses_ = percent; }
+  // Lengths, generations and bytes after each operation, folded.
+  uint64_t history() const { return history_; }
   // Ends everything in random order and demands that nothing is left.
   void Drain();
   bool done() const { return choices_.done(); }
@@ -88,9 +96,33 @@ class OwnerSimulator {
   std::string Trace() const;
 
  private:
-  struct Live;
-  struct Held;
-  struct Reader;
+  struct Live {
+    SeqId id = 0;
+    OracleSequence rows;
+    bool only_grew = true;
+  };
+  struct Held {
+    TxnId id = 0;
+    SeqId seq = 0;
+    Mode mode = Mode::kAll;
+    std::vector<uint64_t> writes;
+    OracleSequence base;
+    const char* stale = nullptr;  // why, once the sequence has moved on
+    AppendRequest request;
+  };
+  struct Reader {
+    Owner::Lease lease;
+    SeqId seq = 0;
+    OracleSequence rows;
+    int64_t until = 0;  // long holds: not closed before this operation
+  };
+  // Runs a transition under an id; `other`: something else under that id.
+  using Call = std::function<Result<Receipt>(TxnId id, bool other)>;
+  struct Past {
+    Receipt receipt;
+    int64_t order;  // among all accepted transitions
+    Call again;
+  };
   enum class Fate { kPublish, kPartial, kHold, kAbort, kMisuse };
 
   void Pick(uint64_t seed);
@@ -102,6 +134,16 @@ class OwnerSimulator {
   // True if the call went through; false if it was refused for want of room, which must have changed nothing.
   bool Went(const Status& status, const char* what);
 
+  // owner_simulator_receipts.cc
+  TxnId NextId();
+  bool Lost() { return losses_ > 0 && loss_rng_.Range(0, 99) < losses_; }
+  Result<Receipt> Do(Transition transition, SeqId seq, int64_t length, const Call& call);
+  void CheckReceipt(const Receipt& receipt, Transition transition, TxnId id, SeqId seq, uint64_t before,
+                    int64_t length) const;
+  void Remember(const Receipt& receipt, Call again);
+  void AskAgain();
+  void CheckReclaimed() const;
+
   void OpenOne();
   void Append(int rows, Mode mode, Fate fate);
   void AppendBatch();
@@ -111,7 +153,6 @@ class OwnerSimulator {
   void Finish(Held held, int accepted);
   void Misuse(Held held);
   void FinishHeld(bool abort);
-  void RepeatPublish();
   void Fork();
   void Reorder();
   void Truncate();
@@ -143,7 +184,13 @@ class OwnerSimulator {
   std::vector<std::unique_ptr<Live>> live_;
   std::vector<Held> held_;
   std::vector<Reader> readers_;
-  std::vector<Receipt> receipts_;
+  std::vector<Past> past_;
+  std::string schema_digest_;
+  TxnId ids_ = 0;
+  int64_t accepted_ = 0;  // transitions: receipts that went through the ring
+  int losses_ = 0;
+  Rng loss_rng_{0x105535};
+  uint64_t history_ = 0;
   std::vector<Live*> touched_;
   std::vector<std::string> trace_;
   bool armed_ = false, check_all_ = false, check_invariants_ = true;

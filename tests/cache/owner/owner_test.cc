@@ -48,7 +48,7 @@ TEST(OwnerTrace, RowByRowAsInCacheCore6) {
   // fork B: four root references; no page, no row, no node copied
   const OwnerStats before_fork = owner.stats();
   const int64_t used_before_fork = owner.used_bytes();
-  const SeqId b = *owner.Fork(a);
+  const SeqId b = owner.Fork(a)->seq;
   x.Check();
   EXPECT_EQ(owner.stats().roots_built, before_fork.roots_built);
   EXPECT_EQ(owner.stats().blocks_built, before_fork.blocks_built);
@@ -218,7 +218,7 @@ TEST(OwnerGrowth, AnAppendCopiesTheSameAtAnyLength) {
       LQ_CHECK(x.owner->Publish(*id, 1).ok());
       note();
     }
-    const SeqId fork = *x.owner->Fork(seq);
+    const SeqId fork = x.owner->Fork(seq)->seq;
     note();
     auto id = x.Begin(fork, 1);  // the first row of a branch pays for its tails
     LQ_CHECK(id.ok());

@@ -63,6 +63,7 @@ int RunChild(int plant, Report* report) {
     try {
       OwnerSimulator simulator(static_cast<uint64_t>(seed), Choices(static_cast<uint64_t>(seed)), &coverage);
       simulator.set_check_invariants(false);
+      simulator.set_losses(30);
       for (int64_t i = 0; i < kOperationsPerSeed; ++i) {
         ++report->operations;
         simulator.Step();

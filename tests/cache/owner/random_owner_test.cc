@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kOperationsPerSeed = 2000;
 
-constexpr int64_t kOperations = Effort(120000, 3);
+constexpr int64_t kOperations = Effort(100000, 3);
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -41,6 +41,29 @@ TEST(RandomOwner, MatchesAListOfRowsAfterEveryOperation) {
   for (const auto& [name, count] : coverage.counts()) std::cout << "  " << name << ": " << count << "\n";
   if (operations < 20000) return;  // a replay of one seed need not reach everything
   for (const std::string& name : Coverage::Required()) EXPECT_GT(coverage[name], 0) << name << " never happened";
+}
+
+// Lost replies, asked for again by id, change nothing: not one length, generation or page.
+TEST(RandomOwner, ARunWithLostRepliesIsTheRunWithout) {
+  Coverage lost;
+  for (uint64_t seed = 1; seed <= 7; ++seed) {
+    uint64_t history[2] = {};
+    for (const int losses : {0, 40}) {
+      Coverage coverage;
+      OwnerSimulator simulator(seed, Choices(seed), losses == 0 ? &coverage : &lost);
+      simulator.set_losses(losses);
+      try {
+        for (int i = 0; i < Effort(800, 4); ++i) simulator.Step();
+        simulator.Drain();
+      } catch (const SimulationError& error) {
+        FAIL() << "seed " << seed << ", losses " << losses << ": " << error.what() << "\n" << simulator.Trace();
+      }
+      history[losses == 0 ? 0 : 1] = simulator.history();
+    }
+    EXPECT_EQ(history[0], history[1]) << "seed " << seed;
+  }
+  EXPECT_GT(lost["lost replies"], 100);
+  EXPECT_GT(lost["lost replies of begin"], 0);
 }
 
 TEST(RandomOwner, ASeedIsOneRun) {

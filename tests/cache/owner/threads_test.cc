@@ -117,7 +117,7 @@ class Storm {
   void Write(int number) {
     start_.arrive_and_wait();  // nobody is done before the reader runs
     Rng rng(static_cast<uint64_t>(number) + 1);
-    SeqId seq = *owner_->Open();
+    SeqId seq = owner_->Open()->seq;
     OracleSequence oracle;
     for (int i = 0; i < kSteps && Failure().empty(); ++i) {
       if (oracle.len() > kMaxLen - 8) {
@@ -137,10 +137,10 @@ class Storm {
         auto child = owner_->Fork(seq);
         if (!child.ok()) return Report("fork failed: " + child.status().ToString());
         OracleSequence branch = oracle;
-        if (!Step(*child, &branch, &rng)) return Report("a step of a branch failed");
+        if (!Step(child->seq, &branch, &rng)) return Report("a step of a branch failed");
         const bool swap = rng.Chance(0.5);
-        if (!owner_->Release(swap ? seq : *child).ok()) return Report("release failed");
-        if (swap) seq = *child, oracle = std::move(branch);
+        if (!owner_->Release(swap ? seq : child->seq).ok()) return Report("release failed");
+        if (swap) seq = child->seq, oracle = std::move(branch);
       }
     }
     auto lease = owner_->Acquire(seq);

@@ -78,7 +78,7 @@ TEST(OwnerBytes, PagesOfASequenceThatOnlyGrew) {
 
 TEST(OwnerSteadyState, BeginPrepareSealPublishForkReorderTruncateAbortAllocateNothing) {
   Fixture x({KiviB()});
-  const SeqId a = x.Open(), b = *x.owner->Fork(a);
+  const SeqId a = x.Open(), b = x.owner->Fork(a)->seq;
   const AppendRequest batch[2] = {{a, 3, Mode::kAll}, {b, 4, Mode::kPrefix}};
   TxnId ids[2] = {};
   const SeqId group[2] = {a, b};
@@ -96,10 +96,10 @@ TEST(OwnerSteadyState, BeginPrepareSealPublishForkReorderTruncateAbortAllocateNo
       wrong += !x.owner->Publish(ids[1], 2).ok();
     const auto fork = x.owner->Fork(a);
     {
-      const auto lease = x.owner->Acquire(*fork);
+      const auto lease = x.owner->Acquire(fork->seq);
       wrong += !lease.ok();
     }
-    wrong += !x.owner->Release(*fork).ok();
+    wrong += !x.owner->Release(fork->seq).ok();
     if (i % 50 == 49) wrong += !x.owner->Reorder(group, parents).ok();
     if (i % 20 == 19) wrong += !x.owner->Truncate(a, x.owner->length(a) - 10).ok();
   }
@@ -116,7 +116,7 @@ TEST(OwnerFaults, EveryFailedAllocationChangesNothing) {
     Fixture x({KiviB(), {.k = {0, 1}, .v = {0, 1}, .coded_rows = 128, .exact_rows = 32}});
     const SeqId a = x.Open();
     x.Append(a, 600);
-    const SeqId b = *x.owner->Fork(a);
+    const SeqId b = x.owner->Fork(a)->seq;
     x.Append(a, 1);
     int64_t failures = 0;
     const auto exhaust = [&](const char* name, auto call) {
@@ -155,9 +155,9 @@ TEST(OwnerFaults, EveryFailedAllocationChangesNothing) {
     exhaust("reorder", [&] {
       const SeqId group[2] = {a, b};
       const int parents[2] = {1, 0};
-      return x.owner->Reorder(group, parents);
+      return x.owner->Reorder(group, parents).status();
     });
-    exhaust("truncate", [&] { return x.owner->Truncate(a, 520); });
+    exhaust("truncate", [&] { return x.owner->Truncate(a, 520).status(); });
     EXPECT_GT(failures, 0);
     EXPECT_EQ(x.owner->stats().out_of_pages, failures);
   }
@@ -254,7 +254,7 @@ TEST(OwnerLease, ARetiredViewLivesUntilItsLastLeaseEnds) {
   EXPECT_EQ(x.owner->length(seq), -1);
   EXPECT_EQ(x.owner->generation(seq), 0u);
   EXPECT_NE(x.Open(), seq);  // the slot is used again under another name
-  EXPECT_EQ(x.owner->Release(seq).code(), Code::kClosed);
+  EXPECT_EQ(x.owner->Release(seq).status().code(), Code::kClosed);
 }
 
 // Sinks of 4 rows in mid-group: the first K group is [4, 32), a short one; the pinned page stays.
@@ -292,7 +292,7 @@ TEST(OwnerWindow, PagesLeaveWholeAndTruncateSaysHowFarItCanGoBack) {
   EXPECT_THAT(x.Starts(seq, kK, kExact), ElementsAre(0));
   EXPECT_EQ(x.owner->stats().window_drops, 2);  // K and V
   x.GrowTo(seq, 400);
-  const Status s = x.owner->Truncate(seq, 327);
+  const Status s = x.owner->Truncate(seq, 327).status();
   EXPECT_EQ(s.code(), Code::kOutOfRange);
   EXPECT_THAT(s.message(), HasSubstr("shortest length 328"));
   EXPECT_TRUE(x.owner->Truncate(seq, 328).ok());
@@ -349,11 +349,11 @@ TEST(OwnerReorder, MalformedGroupsAreRefused) {
   const SeqId a = x.Open(), b = x.Open();
   const SeqId twice[2] = {a, a}, pair[2] = {a, b};
   const int zero[2] = {0, 0}, outside[2] = {0, 2}, negative[2] = {-1, 0}, one[1] = {0};
-  EXPECT_EQ(x.owner->Reorder(twice, zero).code(), Code::kInvalidArgument);
-  EXPECT_EQ(x.owner->Reorder(pair, outside).code(), Code::kInvalidArgument);
-  EXPECT_EQ(x.owner->Reorder(pair, negative).code(), Code::kInvalidArgument);
-  EXPECT_EQ(x.owner->Reorder(pair, one).code(), Code::kInvalidArgument);
-  EXPECT_TRUE(x.owner->Reorder({}, {}).ok());
+  EXPECT_EQ(x.owner->Reorder(twice, zero).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(x.owner->Reorder(pair, outside).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(x.owner->Reorder(pair, negative).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(x.owner->Reorder(pair, one).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(x.owner->Reorder({}, {}).status().code(), Code::kInvalidArgument);
   EXPECT_TRUE(x.owner->Reorder(pair, zero).ok());
 }
 
@@ -362,7 +362,7 @@ TEST(OwnerTruncate, NumbersOutsideTheSequenceAreRefused) {
   const SeqId seq = x.Open();
   x.Append(seq, 10);
   for (const int64_t len : {int64_t{-1}, int64_t{11}, int64_t{1} << 31, int64_t{1} << 62}) {
-    const Status s = x.owner->Truncate(seq, len);
+    const Status s = x.owner->Truncate(seq, len).status();
     EXPECT_EQ(s.code(), Code::kInvalidArgument);
     EXPECT_THAT(s.message(), HasSubstr("10 rows"));
   }
