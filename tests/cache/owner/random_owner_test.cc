@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t kOperationsPerSeed = 2000;
 
-constexpr int64_t kOperations = Effort(100000, 3);
+constexpr int64_t kOperations = Effort(100000, 4);
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* text = std::getenv(name);
@@ -53,7 +53,7 @@ TEST(RandomOwner, ARunWithLostRepliesIsTheRunWithout) {
       OwnerSimulator simulator(seed, Choices(seed), losses == 0 ? &coverage : &lost);
       simulator.set_losses(losses);
       try {
-        for (int i = 0; i < Effort(800, 4); ++i) simulator.Step();
+        for (int i = 0; i < Effort(800, 8); ++i) simulator.Step();
         simulator.Drain();
       } catch (const SimulationError& error) {
         FAIL() << "seed " << seed << ", losses " << losses << ": " << error.what() << "\n" << simulator.Trace();
