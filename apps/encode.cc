@@ -22,8 +22,8 @@
 namespace livequant::app {
 namespace {
 
-constexpr const char* kFormat = "livequant.rows";
-constexpr const char* kFormatVersion = "1";
+constexpr const char* kRowsFormat = "livequant.rows";
+constexpr const char* kRowsVersion = "1";
 constexpr int64_t kStepRows = 512;
 
 struct EncodeFlags {
@@ -170,14 +170,11 @@ Status Encode(const EncodeFlags& flags) {
       frontiers[kTensorNames[tensor]].push_back(coded.planes.back()->shape.frontier);
     }
   const nlohmann::json shape = {{"layers", rows->layers}, {"kv_heads", rows->heads}, {"head_dim", rows->head_dim}};
-  const std::map<std::string, std::string> metadata = {{"format", kFormat},
-                                                       {"version", kFormatVersion},
-                                                       {"schema", PolicyJson(schema)},
-                                                       {"shape", shape.dump()},
-                                                       {"rope", RopeJson(schema).dump()},
-                                                       {"tokens", fmt::format("{}", rows->tokens)},
-                                                       {"frontiers", frontiers.dump()},
-                                                       {"content_sha256", ContentDigest(coded.tensors)}};
+  const std::map<std::string, std::string> metadata = {
+      {"format", kRowsFormat},           {"version", kRowsVersion},
+      {"schema", PolicyJson(schema)},    {"shape", shape.dump()},
+      {"rope", RopeJson(schema).dump()}, {"tokens", fmt::format("{}", rows->tokens)},
+      {"frontiers", frontiers.dump()},   {"content_sha256", ContentDigest(coded.tensors)}};
   LQ_RETURN_IF_ERROR(WriteFile(flags.out, SafetensorsText(coded.tensors, metadata)));
   const int64_t* bytes = coded.bytes;
   const int64_t qparams = bytes[1] + bytes[2], total = bytes[0] + qparams + bytes[3];
@@ -233,10 +230,10 @@ Status DecodeFile(const Safetensors& file, const EncodeFlags& flags) {
       return Status(Code::kInvalidArgument, fmt::format("metadata {} is missing: not a file of encode", key));
   if (metadata.size() != 8)
     return Status(Code::kInvalidArgument, fmt::format("{} metadata strings; encode writes 8", metadata.size()));
-  if (metadata.at("format") != kFormat || metadata.at("version") != kFormatVersion)
+  if (metadata.at("format") != kRowsFormat || metadata.at("version") != kRowsVersion)
     return Status(Code::kUnsupported,
                   fmt::format("metadata format is {} version {}; {} version {} is read", Excerpt(metadata.at("format")),
-                              Excerpt(metadata.at("version")), kFormat, kFormatVersion));
+                              Excerpt(metadata.at("version")), kRowsFormat, kRowsVersion));
   LQ_ASSIGN_OR_RETURN(const nlohmann::json shape_json, ParseJson(metadata.at("shape"), "metadata shape"));
   LQ_ASSIGN_OR_RETURN(const nlohmann::json frontiers, ParseJson(metadata.at("frontiers"), "metadata frontiers"));
   CacheShape shape;

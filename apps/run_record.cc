@@ -10,8 +10,8 @@
 namespace livequant::app {
 namespace {
 
-constexpr const char* kFormat = "livequant.record";
-constexpr const char* kFormatVersion = "1";
+constexpr const char* kRecordFormat = "livequant.record";
+constexpr const char* kRecordVersion = "1";
 constexpr int64_t kMaxRecordBytes = int64_t{2} << 30;  // it is held in memory, and once more as the file's text
 
 }  // namespace
@@ -51,8 +51,8 @@ Status WriteRecord(const std::string& path, const LlamaConfig& config, const KvC
                                 {"kv_heads", config.num_key_value_heads},
                                 {"q_heads", config.num_attention_heads},
                                 {"head_dim", config.head_dim}};
-  return WriteFile(path, SafetensorsText(file.tensors, {{"format", kFormat},
-                                                        {"version", kFormatVersion},
+  return WriteFile(path, SafetensorsText(file.tensors, {{"format", kRecordFormat},
+                                                        {"version", kRecordVersion},
                                                         {"schema", PolicyJson(schema)},
                                                         {"shape", shape.dump()},
                                                         {"rope", RopeJson(schema).dump()},

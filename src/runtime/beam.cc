@@ -289,9 +289,13 @@ std::vector<BeamHypothesis> BeamSearch::Hypotheses() const {
     out.push_back({r.token_ids, s.options.max_new_tokens == 0 ? FinishReason::kLength : FinishReason::kCancelled, r.sum,
                    length == 0 ? 0.0 : s.Score(r.sum, length)});
   }
-  std::stable_sort(out.begin(), out.end(),
-                   [](const BeamHypothesis& a, const BeamHypothesis& b) { return a.score > b.score; });
-  return out;
+  // The best first; of equal scores the one that was there first.
+  std::vector<BeamHypothesis> sorted;
+  for (BeamHypothesis& h : out) {
+    const auto better = [](const BeamHypothesis& a, const BeamHypothesis& b) { return a.score > b.score; };
+    sorted.insert(std::upper_bound(sorted.begin(), sorted.end(), h, better), std::move(h));
+  }
+  return sorted;
 }
 
 std::vector<BeamSearch::Beam> BeamSearch::beams() const {

@@ -25,7 +25,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr int64_t kMaxLen = 700;
+constexpr int64_t kMaxRows = 700;
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 // The status of what fn() throws; LQ_OK if it does not.
@@ -77,12 +77,12 @@ struct Twins {
 
   Twins(const std::string& preset, const CacheShape& shape, int q_heads_per_kv, int threads)
       : schema(*PresetSchema(preset, shape)), q_heads(shape.num_kv_heads * q_heads_per_kv) {
-    direct = *KvCache::Open(schema, {.max_sequences = 4, .max_len = kMaxLen, .max_q_heads = q_heads, .threads = 1});
+    direct = *KvCache::Open(schema, {.max_sequences = 4, .max_len = kMaxRows, .max_q_heads = q_heads, .threads = 1});
     const lq::Schema mine(
         preset, {.num_layers = shape.num_layers, .num_kv_heads = shape.num_kv_heads, .head_dim = shape.head_dim});
     EXPECT_EQ(mine.Digest(), Digest(schema));
     cache.emplace(mine,
-                  lq::Options{.max_sequences = 4, .max_len = kMaxLen, .max_q_heads = q_heads, .threads = threads});
+                  lq::Options{.max_sequences = 4, .max_len = kMaxRows, .max_q_heads = q_heads, .threads = threads});
   }
   void Open() { sequences.push_back({cache->Open(), direct->owner().Open()->seq}); }
 

@@ -16,7 +16,7 @@
 namespace livequant {
 namespace {
 
-constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr DType kTypes[] = {DType::kF32, DType::kF16, DType::kBF16};
 
 float Rounded(DType t, float x) { return static_cast<float>(RoundTo(t, x)); }
@@ -75,7 +75,10 @@ TEST(NarrowValues, GivesTheBitsOfTheScalarDefinition) {
 TEST(RoundRowsTo, StopsAtTheRowThatDoesNotFit) {
   const auto nan = std::numeric_limits<float>::quiet_NaN();
   for (const DType t : kTypes)
-    for (const float magnitude : {kInf, nan, t == DType::kF16 ? 65520.0f : t == DType::kBF16 ? 0x1.FFp127f : kInf})
+    for (const float magnitude : {kInfinity, nan,
+                                  t == DType::kF16    ? 65520.0f
+                                  : t == DType::kBF16 ? 0x1.FFp127f
+                                                      : kInfinity})
       for (const float bad : {magnitude, -magnitude})
         ForEachIsa([&](const char* isa) {
           for (int64_t c = 0; c < 37; ++c) {
