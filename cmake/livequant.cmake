@@ -16,6 +16,9 @@ add_library(lq_flags INTERFACE)
 # Row bits are promised to be the same on every ISA, so the compiler may not fuse a product and a sum on its own.
 # Designated initializers name the fields that matter and leave the rest at their defaults.
 target_compile_options(lq_flags INTERFACE -Wall -Wextra -Wno-missing-field-initializers -Werror -ffp-contract=off -fno-math-errno)
+if(CMAKE_UNITY_BUILD)  # then a source is an included file to GCC, which warns of what no other source can see
+  target_compile_options(lq_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
 target_include_directories(lq_flags INTERFACE ${CMAKE_SOURCE_DIR}/src)
 target_link_libraries(lq_flags INTERFACE Threads::Threads)
 if(LIVEQUANT_SANITIZE)
