@@ -14,8 +14,6 @@ constexpr ValueType kTypes[] = {{"float32", "f", kDlFloat, 4},
                                 {"bfloat16", "H", kDlBfloat, 2},
                                 {"uint8", "B", kDlUInt, 1}};
 
-[[noreturn]] void Refuse(const std::string& message) { throw lq::Error(LQ_INVALID_ARGUMENT, message); }
-
 std::vector<int64_t> DenseStrides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
   int64_t step = 1;

@@ -16,6 +16,9 @@ namespace livequant::python {
 
 namespace py = pybind11;
 
+// Ends the call with lq::Error, LQ_INVALID_ARGUMENT.
+[[noreturn]] inline void Refuse(const std::string& message) { throw lq::Error(LQ_INVALID_ARGUMENT, message); }
+
 // What one value is: its name, its struct code in buffers (bfloat16 has none and goes as uint16), its DLPack code.
 struct ValueType {
   const char* name;

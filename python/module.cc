@@ -76,8 +76,6 @@ void AddErrors(py::module_& m) {
   });
 }
 
-[[noreturn]] void Refuse(const std::string& message) { throw lq::Error(LQ_INVALID_ARGUMENT, message); }
-
 // ---- words for numbers ----
 
 lq::Tensor TensorOf(const std::string& name) {
