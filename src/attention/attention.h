@@ -44,6 +44,9 @@ struct AttentionCall {
   int num_q_heads;
   float scale;
   float* out;  // [rows][num_q_heads * head_dim]
+  // A number that says that this workspace saw these sequences, lengths and counts before: how a call is cut into work
+  // is found once and kept for the layers that have the same shape. 0: not known.
+  uint64_t step = 0;
 };
 
 // Scratch of one pool: bounded by tiles, independent of history length, but for one leaf state per kLeafRows rows of
@@ -71,6 +74,12 @@ void AttendReference(const AttentionCall& call);
 // heads and a block of queries, then f32 multiply-adds. Decode, prefill, drafts and evaluation use this one path
 // (arithmetic id generic_f32).
 void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, ThreadPool& pool);
+// The same by a team, every thread of which calls it with an equal call. Begins without a barrier where the step and
+// shape are those of the call before: then what other threads wrote must be complete. Ends in one.
+void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, Team& team);
+// KV heads [begin, end) of such a call and their query heads, by the calling thread alone. `thread` is its place in the
+// workspace.
+void AttendHeads(const AttentionCall& call, AttentionWorkspace& workspace, Team::Range kv_heads, int thread);
 
 enum class Phase { kDecode, kPrefill, kVerify };
 // "decode", "prefill", "verify".

@@ -64,6 +64,41 @@ bool SpinUntil(Done&& done, std::chrono::nanoseconds hot, std::chrono::nanosecon
 
 }  // namespace
 
+// What the threads of a team share. A mark is written by its thread alone and read by all others.
+struct Team::Shared {
+  struct alignas(64) Mark {
+    std::atomic<uint64_t> barriers{0};  // that this thread has come to, over all teams of the pool
+    uint64_t counters = 0;              // its own count, kept between teams
+  };
+  // Indices of loops with more of them than threads: one of three in turn. While one is in use the next is made ready;
+  // the barrier of the loop before says that nobody takes from that one any more.
+  struct alignas(64) Counter {
+    std::atomic<int64_t> next{0};
+  };
+  std::unique_ptr<Mark[]> marks;
+  Counter counters[3];
+  bool crowded = false;
+};
+
+void Team::Barrier() {
+  if (threads_ == 1) return;
+  const uint64_t mine = ++barriers_;
+  shared_->marks[static_cast<size_t>(thread_)].barriers.store(mine, std::memory_order_release);
+  for (int t = 0; t < threads_; ++t) {
+    if (t == thread_) continue;
+    const std::atomic<uint64_t>& other = shared_->marks[static_cast<size_t>(t)].barriers;
+    SpinUntil([&] { return other.load(std::memory_order_acquire) >= mine; }, kCallerHotSpin,
+              std::chrono::nanoseconds(0), shared_->crowded);
+  }
+}
+
+void Team::OpenCounter() {
+  ++counters_;
+  if (thread_ == 0) shared_->counters[(counters_ + 1) % 3].next.store(threads_, std::memory_order_relaxed);
+}
+
+int64_t Team::Next() { return shared_->counters[counters_ % 3].next.fetch_add(1, std::memory_order_relaxed); }
+
 struct ThreadPool::State {
   struct alignas(64) Slot {
     std::atomic<uint32_t> ticket{0};  // number of a loop, kStop, or 0
@@ -78,6 +113,7 @@ struct ThreadPool::State {
   uint32_t loop = 0;                          // number of the last loop, never 0 once there was one
   bool open = false;
   bool crowded = false;
+  Team::Shared team;
   std::vector<std::thread> workers;
 
   // Indices beyond the first of each thread.
@@ -105,6 +141,9 @@ ThreadPool::ThreadPool(int threads) : threads_(threads), state_(std::make_unique
   LQ_CHECK(threads >= 1);
   const unsigned cores = std::thread::hardware_concurrency();  // 0: not known
   state_->crowded = cores != 0 && static_cast<unsigned>(threads) > cores;
+  state_->team.crowded = state_->crowded;
+  state_->team.marks = std::make_unique<Team::Shared::Mark[]>(static_cast<size_t>(threads));
+  state_->team.counters[1].next.store(threads, std::memory_order_relaxed);  // the first that is opened
   state_->slots = std::make_unique<State::Slot[]>(static_cast<size_t>(threads - 1));
   state_->workers.reserve(static_cast<size_t>(threads - 1));
   for (int t = 1; t < threads; ++t)
@@ -117,6 +156,20 @@ ThreadPool::~ThreadPool() {
     state_->slots[w].ticket.notify_one();
   }
   for (std::thread& worker : state_->workers) worker.join();
+}
+
+Team ThreadPool::Join(int thread) {
+  Team team;
+  if (threads_ == 1) return team;
+  const Team::Shared::Mark& mark = state_->team.marks[static_cast<size_t>(thread)];
+  team.shared_ = &state_->team;
+  team.thread_ = thread, team.threads_ = threads_;
+  team.barriers_ = mark.barriers.load(std::memory_order_relaxed), team.counters_ = mark.counters;
+  return team;
+}
+
+void ThreadPool::Leave(const Team& team) {
+  if (threads_ > 1) state_->team.marks[static_cast<size_t>(team.thread_)].counters = team.counters_;
 }
 
 void ThreadPool::Run(int64_t count, Call call, void* body, size_t copied_bytes) {

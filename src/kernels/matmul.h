@@ -48,6 +48,12 @@ class PackedMatrix {
 // x [m][k], y [m][n], f32, any row strides. REQUIRES x.cols == w.k(), y.cols == w.n(), x.rows == y.rows, and y overlaps
 // neither x nor w. Allocates nothing. NaN and inf spread as the chain says.
 void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y, ThreadPool& pool);
+// The same by a team, every thread of which calls it; x may be a copy of each thread's own. Ends in a barrier.
+void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y, Team& team);
+
+// Columns [first, first + count) of such a product, by the calling thread alone. REQUIRES first and the end to be
+// multiples of kPanel, or the end w.n().
+void MatMulColumns(MatrixView<const float> x, const PackedMatrix& w, int64_t first, int64_t count, MatrixView<float> y);
 
 // Arithmetic id of MatMul on this machine: "f32_fma_chain" or "f32_mul_add_chain".
 const char* MatMulArithmetic();

@@ -28,6 +28,9 @@ namespace {
 // Values (K and V, rounded or encoded) below which a step's layer runs on the caller's thread: waking a worker costs
 // more than they do.
 constexpr int64_t kParallelValues = 16384;
+// Rows up to which a team's threads go through a step's heads without a word to each other. Larger steps are worth an
+// even split.
+constexpr int kByHeadRows = 4;
 
 const char* TensorName(int tensor) { return tensor == kK ? "K" : "V"; }
 
@@ -98,6 +101,7 @@ struct KvCache::Impl {
   std::vector<Layer> layers;
   int max_head_dim = 0, max_page_rows = 0;
   std::atomic<int64_t> fallback_calls{0};
+  std::atomic<uint64_t> step_number{0};
   std::atomic<float> spike_ratio{0};  // of `spike`: a row below it need not be looked at closely
 
   std::mutex id_mutex;                               // between the look for a caller's id and its begin
@@ -126,9 +130,11 @@ struct KvStep::Impl {
   std::vector<Receipt> published;
   std::vector<std::vector<SeqRow>> seq_rows;  // [class][sequence], first_query filled in
   std::vector<uint8_t> prepared;              // by layer
-  int rows = 0, last_layer = -1, prepared_layers = 0;
+  int rows = 0, entered = -1, last_layer = -1, prepared_layers = 0;
   bool drafts = false, decode = true;
-  const float *k = nullptr, *v = nullptr;
+  float *k = nullptr, *v = nullptr;
+  uint64_t number = 0;  // of the step, in this cache
+  int64_t values = 0;   // that preparing the entered layer touches
 
   // Scratch for `threads` threads; made anew when a wider pool comes.
   int threads = 0;
@@ -138,13 +144,19 @@ struct KvStep::Impl {
   std::mutex fault_mutex;
   int64_t fault_index = 0;
   Status fault;
+  Status marked;  // why the owner would not take a prepared layer; seen by whoever ends or goes on with the step
 
   void MakeScratch(int wanted);
   CacheView View(int layer) const;
   Status Fail(Status why);
   void AbortAll();
   void Report(int64_t index, Status why);
-  void RunHeads(int layer, int64_t values, ThreadPool* pool, auto&& body);
+  bool RunHead(int layer, const CacheView& view, int part, int tensor, int head, int thread);
+  void PrepareHeads(Team& team);
+  Status EndPrepare();
+  AttentionCall Call(const float* q, int num_q_heads, float scale, float* out) const;
+  bool Falls() const;
+  void Attend(const AttentionCall& call, Team& team);
 
   Status PrepareHead(int layer, const CacheView& view, int part, int tensor, int head, float* rows_data,
                      float* scratch);
@@ -190,22 +202,6 @@ void KvStep::Impl::Report(int64_t index, Status why) {
   if (fault.ok() || index < fault_index) {
     fault_index = index;
     fault = std::move(why);
-  }
-}
-
-// body(part, tensor, head, thread) -> Status for every head of the batch; the first failure is left in `fault`.
-void KvStep::Impl::RunHeads(int layer, int64_t values, ThreadPool* pool, auto&& body) {
-  const int heads = cache->layers[layer].plan.schema.num_kv_heads;
-  const int64_t count = static_cast<int64_t>(parts.size()) * 2 * heads;
-  fault = Status();
-  const auto run = [&](int64_t i, int thread) {
-    const int head = static_cast<int>(i % heads), tensor = static_cast<int>(i / heads % 2);
-    if (Status s = body(static_cast<int>(i / heads / 2), tensor, head, thread); !s.ok()) Report(i, std::move(s));
-  };
-  if (pool != nullptr && values >= kParallelValues) {
-    pool->For(count, run);
-  } else {
-    for (int64_t i = 0; i < count; ++i) run(i, 0);
   }
 }
 
@@ -305,35 +301,127 @@ Status KvStep::Impl::PrepareHead(int layer_index, const CacheView& view, int par
   return {};
 }
 
-Status KvStep::Prepare(int layer, float* k, float* v, ThreadPool& pool) {
+// False: it failed. The first failure, in batch order, is left in `fault`.
+bool KvStep::Impl::RunHead(int layer, const CacheView& view, int part, int tensor, int head, int thread) {
+  const int64_t scratch = static_cast<int64_t>(gather.size()) / threads;
+  Status s = PrepareHead(layer, view, part, tensor, head, tensor == kK ? k : v, gather.data() + thread * scratch);
+  if (s.ok()) return true;
+  const int heads = cache->layers[layer].plan.schema.num_kv_heads;
+  Report((int64_t{part} * 2 + tensor) * heads + head, std::move(s));
+  return false;
+}
+
+Status KvStep::Enter(int layer, float* k, float* v, int threads) {
   LQ_CHECK(impl_ != nullptr);
   Impl& s = *impl_;
   if (s.state != Impl::State::kOpen) return Status(Code::kFailedTxn, "prepare: the step has ended; begin a fresh one");
   KvCache::Impl& cache = *s.cache;
+  if (!s.marked.ok()) return s.Fail(s.marked);
   if (layer < 0 || layer >= static_cast<int>(cache.layers.size()))
     return s.Fail(Status(Code::kInvalidArgument, fmt::format("prepare: layer {} of {}", layer, cache.layers.size())));
   if (s.prepared[layer] != 0)
     return s.Fail(
         Status(Code::kDuplicateLayer, fmt::format("prepare: layer {} was prepared before in this step", layer)));
-  s.MakeScratch(pool.threads());
+  s.MakeScratch(threads);
   const Layer& l = cache.layers[layer];
-  const CacheView view = s.View(layer);
   int64_t encoded = 0;
   for (const Impl::Part& part : s.parts)
     for (const CloseJob& job : part.txn.jobs) encoded += job.cls == l.cls ? job.to - job.from : 0;
-  const int64_t values = (2 * int64_t{s.rows} + encoded) * l.row_values, scratch = s.gather.size() / s.threads;
-  s.RunHeads(layer, values, &pool, [&](int part, int tensor, int head, int thread) {
-    return s.PrepareHead(layer, view, part, tensor, head, tensor == kK ? k : v, s.gather.data() + thread * scratch);
-  });
-  if (!s.fault.ok()) return s.Fail(std::move(s.fault));
-  for (const TxnId id : s.ids)
-    if (Status marked = cache.owner->MarkPrepared(id, layer); !marked.ok()) return s.Fail(std::move(marked));
-  s.prepared[layer] = 1;
-  ++s.prepared_layers;
-  s.last_layer = layer;
+  s.values = (2 * int64_t{s.rows} + encoded) * l.row_values;
+  s.entered = layer;
   s.k = k;
   s.v = v;
   return {};
+}
+
+// All heads: shared out, or on this thread if they are few.
+void KvStep::Impl::PrepareHeads(Team& team) {
+  const CacheView view = View(entered);
+  const int heads = cache->layers[entered].plan.schema.num_kv_heads;
+  team.For(static_cast<int64_t>(parts.size()) * 2 * heads, [&](int64_t i, int thread) {
+    RunHead(entered, view, static_cast<int>(i / heads / 2), static_cast<int>(i / heads % 2),
+            static_cast<int>(i % heads), thread);
+  });
+}
+
+// What follows when every head was prepared, on one thread.
+Status KvStep::Impl::EndPrepare() {
+  if (!fault.ok()) return Fail(fault);
+  for (const TxnId id : ids)
+    if (marked.ok()) marked = cache->owner->MarkPrepared(id, entered);
+  prepared[entered] = 1;
+  ++prepared_layers;
+  last_layer = entered;
+  return {};
+}
+
+AttentionCall KvStep::Impl::Call(const float* q, int num_q_heads, float scale, float* out) const {
+  AttentionCall call;
+  call.plan = &cache->layers[entered].plan;
+  call.view = View(entered);
+  call.step_k = k;
+  call.step_v = v;
+  call.q = q;
+  call.num_q_heads = num_q_heads;
+  call.scale = scale;
+  call.out = out;
+  call.step = number;
+  return call;
+}
+
+bool KvStep::Impl::Falls() const {
+  const Phase phase = drafts ? Phase::kVerify : decode ? Phase::kDecode : Phase::kPrefill;
+  return cache->layers[entered].choice[static_cast<int>(phase)].fallback;
+}
+
+void KvStep::Impl::Attend(const AttentionCall& call, Team& team) {
+  if (!Falls()) return AttendGeneric(call, *attention, team);
+  if (team.thread() == 0) {
+    cache->fallback_calls.fetch_add(1, std::memory_order_relaxed);
+    AttendReference(call);
+  }
+  team.Barrier();
+}
+
+bool KvStep::ByHead(const Team& team) const {
+  const Impl& s = *impl_;
+  return s.values < kParallelValues && s.rows <= kByHeadRows &&
+         s.cache->layers[s.entered].plan.schema.num_kv_heads % team.threads() == 0 && !s.Falls();
+}
+
+Status KvStep::PrepareAndAttend(const float* q, int num_q_heads, float scale, float* out, Team& team) {
+  LQ_CHECK(impl_ != nullptr);
+  Impl& s = *impl_;
+  const AttentionCall call = s.Call(q, num_q_heads, scale, out);
+  if (!ByHead(team)) {
+    team.Barrier();
+    s.PrepareHeads(team);
+    if (s.fault.ok()) s.Attend(call, team);
+  } else {
+    const Team::Range heads = team.Share(call.plan->schema.num_kv_heads);
+    bool prepared = true;
+    for (int part = 0; part < static_cast<int>(s.parts.size()); ++part)
+      for (const int tensor : {kK, kV})
+        for (int64_t head = heads.begin; head < heads.end; ++head)
+          prepared &= s.RunHead(s.entered, call.view, part, tensor, static_cast<int>(head), team.thread());
+    if (prepared) AttendHeads(call, *s.attention, heads, team.thread());
+    team.Barrier();
+  }
+  const Status result = s.fault;
+  return team.thread() == 0 ? s.EndPrepare() : result;
+}
+
+Status KvStep::Prepare(int layer, float* k, float* v, ThreadPool& pool) {
+  LQ_RETURN_IF_ERROR(Enter(layer, k, v, pool.threads()));
+  Impl& s = *impl_;
+  if (s.values < kParallelValues) {
+    Team alone;
+    s.PrepareHeads(alone);
+  } else {
+    pool.Together([&](Team& team) { s.PrepareHeads(team); });
+  }
+  LQ_RETURN_IF_ERROR(s.EndPrepare());
+  return s.marked.ok() ? Status() : s.Fail(s.marked);
 }
 
 Status KvStep::Attend(int layer, const float* q, int num_q_heads, float scale, float* out, ThreadPool& pool) {
@@ -350,22 +438,8 @@ Status KvStep::Attend(int layer, const float* q, int num_q_heads, float scale, f
                   fmt::format("attend: {} query heads; a multiple of {} KV heads is needed, at most {}", num_q_heads,
                               l.plan.schema.num_kv_heads, cache.options.max_q_heads));
   s.MakeScratch(pool.threads());
-  AttentionCall call;
-  call.plan = &l.plan;
-  call.view = s.View(layer);
-  call.step_k = s.k;
-  call.step_v = s.v;
-  call.q = q;
-  call.num_q_heads = num_q_heads;
-  call.scale = scale;
-  call.out = out;
-  const Phase phase = s.drafts ? Phase::kVerify : s.decode ? Phase::kDecode : Phase::kPrefill;
-  if (l.choice[static_cast<int>(phase)].fallback) {
-    cache.fallback_calls.fetch_add(1, std::memory_order_relaxed);
-    AttendReference(call);
-  } else {
-    AttendGeneric(call, *s.attention, pool);
-  }
+  const AttentionCall call = s.Call(q, num_q_heads, scale, out);
+  pool.Together([&](Team& team) { s.Attend(call, team); });
   return {};
 }
 
@@ -400,6 +474,7 @@ Result<std::vector<Receipt>> KvStep::Impl::Publish(std::span<const int> accepted
       return Fail(Status(Code::kInvalidArgument, fmt::format("publish: {} rows of sequence {}; {} to {} can be taken",
                                                              take(i), txn.seq, least, txn.count)));
   }
+  if (!marked.ok()) return Fail(marked);
   if (prepared_layers != static_cast<int>(prepared.size()))
     return Fail(
         Status(Code::kMissingLayer,
@@ -628,7 +703,9 @@ Result<KvStep> KvCache::Begin(std::span<const AppendRequest> requests) {
   for (std::vector<SeqRow>& seq : s.seq_rows) seq.clear();
   std::fill(s.prepared.begin(), s.prepared.end(), uint8_t{0});
   s.rows = s.prepared_layers = 0;
-  s.last_layer = -1;
+  s.entered = s.last_layer = -1;
+  s.fault = s.marked = Status();
+  s.number = ++impl_->step_number;
   s.drafts = false;
   s.decode = true;
   LQ_RETURN_IF_ERROR(impl_->owner->Begin(requests, s.ids));

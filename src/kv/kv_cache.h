@@ -74,6 +74,15 @@ class KvStep {
   // next one. kInvalidArgument: a layer that was not prepared last, or heads that do not fit; the step stays usable.
   // kFailedTxn: it has ended.
   Status Attend(int layer, const float* q, int num_q_heads, float scale, float* out, ThreadPool& pool);
+  // The same by a team, all threads of which run the step: one thread calls Enter, and after a barrier all call
+  // PrepareAndAttend, which ends in one and returns the same on all. ByHead says how it begins. If true, a thread does
+  // its Share of the KV heads, in both parts, and nobody waits: the thread itself must have written these rows of k and
+  // v and the rows of q of their query heads, or a barrier lies behind whoever did. If false, it begins with a barrier.
+  // Enter may be called once the call before has returned on the calling thread. Errors: those of Prepare; REQUIRES
+  // query heads that fit.
+  Status Enter(int layer, float* k, float* v, int threads);
+  bool ByHead(const Team& team) const;
+  Status PrepareAndAttend(const float* q, int num_q_heads, float scale, float* out, Team& team);
   // Makes all rows visible, or the first accepted[i] rows of sequence i: all of them under kAll, 0..count(i) under
   // kPrefix (0 drops the transaction; its receipt has rows 0). Receipts in batch order. kMissingLayer,
   // kInvalidArgument, and what a seal refuses, abort the whole step. kStale, kClosed: nothing changed for the sequences

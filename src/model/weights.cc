@@ -121,86 +121,116 @@ class WeightsReader {
                           PackedMatrix::Pack(w.embedding_dtype, w.embedding.data(), c_.vocab_size, c_.hidden_size));
       step_bytes_ += row_bytes * c_.vocab_size;
     } else {
-      LQ_ASSIGN_OR_RETURN(w.lm_head, Stack({kHead}));
+      LQ_ASSIGN_OR_RETURN(w.lm_head, Stack({{kHead}}));
       step_bytes_ += row_bytes;
     }
     for (int l = 0; l < c_.num_hidden_layers; ++l) {
       LlamaLayer layer;
-      layer.input_norm = Vectors({LayerTensor(l, "input_layernorm")});
-      layer.post_attention_norm = Vectors({LayerTensor(l, "post_attention_layernorm")});
+      layer.input_norm = Vectors({{LayerTensor(l, "input_layernorm")}});
+      layer.post_attention_norm = Vectors({{LayerTensor(l, "post_attention_layernorm")}});
       if (c_.qk_norm) {
-        layer.q_norm = Vectors({LayerTensor(l, "self_attn.q_norm")});
-        layer.k_norm = Vectors({LayerTensor(l, "self_attn.k_norm")});
+        layer.q_norm = Vectors({{LayerTensor(l, "self_attn.q_norm")}});
+        layer.k_norm = Vectors({{LayerTensor(l, "self_attn.k_norm")}});
       }
+      const int64_t d = c_.head_dim, group = c_.num_attention_heads / c_.num_key_value_heads;
       if (c_.qkv_bias)
-        layer.qkv_bias = Vectors(
-            {LayerBias(l, "self_attn.q_proj"), LayerBias(l, "self_attn.k_proj"), LayerBias(l, "self_attn.v_proj")});
-      if (c_.o_bias) layer.o_bias = Vectors({LayerBias(l, "self_attn.o_proj")});
+        layer.qkv_bias = Vectors({{LayerBias(l, "self_attn.q_proj"), group * d},
+                                  {LayerBias(l, "self_attn.k_proj"), d},
+                                  {LayerBias(l, "self_attn.v_proj"), d}});
+      if (c_.o_bias) layer.o_bias = Vectors({{LayerBias(l, "self_attn.o_proj")}});
       if (c_.mlp_bias) {
-        layer.gate_up_bias = Vectors({LayerBias(l, "mlp.gate_proj"), LayerBias(l, "mlp.up_proj")});
-        layer.down_bias = Vectors({LayerBias(l, "mlp.down_proj")});
+        layer.gate_up_bias = Vectors({{LayerBias(l, "mlp.gate_proj"), kUnits}, {LayerBias(l, "mlp.up_proj"), kUnits}});
+        layer.down_bias = Vectors({{LayerBias(l, "mlp.down_proj")}});
       }
-      LQ_ASSIGN_OR_RETURN(layer.qkv, Stack({LayerTensor(l, "self_attn.q_proj"), LayerTensor(l, "self_attn.k_proj"),
-                                            LayerTensor(l, "self_attn.v_proj")}));
-      LQ_ASSIGN_OR_RETURN(layer.o, Stack({LayerTensor(l, "self_attn.o_proj")}));
-      LQ_ASSIGN_OR_RETURN(layer.gate_up, Stack({LayerTensor(l, "mlp.gate_proj"), LayerTensor(l, "mlp.up_proj")}));
-      LQ_ASSIGN_OR_RETURN(layer.down, Stack({LayerTensor(l, "mlp.down_proj")}));
+      LQ_ASSIGN_OR_RETURN(layer.qkv, Stack({{LayerTensor(l, "self_attn.q_proj"), group * d},
+                                            {LayerTensor(l, "self_attn.k_proj"), d},
+                                            {LayerTensor(l, "self_attn.v_proj"), d}}));
+      LQ_ASSIGN_OR_RETURN(layer.o, Stack({{LayerTensor(l, "self_attn.o_proj")}}));
+      LQ_ASSIGN_OR_RETURN(layer.gate_up,
+                          Stack({{LayerTensor(l, "mlp.gate_proj"), kUnits}, {LayerTensor(l, "mlp.up_proj"), kUnits}}));
+      LQ_ASSIGN_OR_RETURN(layer.down, Stack({{LayerTensor(l, "mlp.down_proj")}}));
       w.layers.push_back(std::move(layer));
     }
-    w.final_norm = Vectors({"model.norm.weight"});
+    w.final_norm = Vectors({{"model.norm.weight"}});
     w.parameters = values_;
     w.step_bytes = step_bytes_;
     return w;
   }
 
  private:
-  // The named matrices, one below the other, packed. They keep their dtype if they share one, else all are widened to
-  // f32.
-  Result<PackedMatrix> Stack(const std::vector<std::string>& names) {
-    const SourceTensor& first = source_.tensors().at(names[0]);
-    const int64_t cols = first.cols();
+  struct Part {
+    std::string name;
+    int64_t turn = 0;  // rows (values of a vector) that stand side by side before the next part's; 0: all
+  };
+
+  // body(part, first, count) in stacking order: a turn of each part, and again until none has more.
+  template <class Body>
+  static void InTurns(const std::vector<Part>& parts, const std::vector<int64_t>& sizes, Body&& body) {
+    for (int64_t turn = 0, left = 1; left != 0; ++turn) {
+      left = 0;
+      for (size_t p = 0; p < parts.size(); ++p) {
+        const int64_t step = parts[p].turn > 0 ? parts[p].turn : sizes[p], first = turn * step;
+        if (first >= sizes[p]) continue;
+        const int64_t count = std::min(step, sizes[p] - first);
+        body(p, first, count);
+        left += sizes[p] - first - count;
+      }
+    }
+  }
+
+  // The named matrices in one, packed. They keep their dtype if they share one, else all are widened to f32.
+  Result<PackedMatrix> Stack(const std::vector<Part>& parts) {
+    const SourceTensor& first_tensor = source_.tensors().at(parts[0].name);
+    const int64_t cols = first_tensor.cols();
     int64_t rows = 0;
-    DType dtype = first.dtype;
-    for (const std::string& name : names) {
-      const SourceTensor& t = source_.tensors().at(name);
+    DType dtype = first_tensor.dtype;
+    std::vector<int64_t> sizes;
+    for (const Part& part : parts) {
+      const SourceTensor& t = source_.tensors().at(part.name);
       if (t.dtype != dtype) dtype = DType::kF32;
+      sizes.push_back(t.rows());
       rows += t.rows();
       values_ += t.rows() * cols;
       step_bytes_ += t.rows() * cols * DTypeBytes(t.dtype);
     }
     std::vector<std::byte> stacked(static_cast<size_t>(rows * cols * DTypeBytes(dtype)));  // aligned, as Pack needs it
     std::byte* to = stacked.data();
-    for (const std::string& name : names) {
-      ReadAs(dtype, name, to);
-      to += source_.tensors().at(name).rows() * cols * DTypeBytes(dtype);
-    }
+    InTurns(parts, sizes, [&](size_t p, int64_t first, int64_t count) {
+      ReadAs(dtype, parts[p].name, first, count, to);
+      to += count * cols * DTypeBytes(dtype);
+    });
     return PackedMatrix::Pack(dtype, stacked.data(), rows, cols);
   }
 
-  // The named vectors (norms, biases), one after the other, as f32.
-  std::vector<float> Vectors(const std::vector<std::string>& names) {
-    std::vector<float> out;
-    for (const std::string& name : names) {
-      const SourceTensor& t = source_.tensors().at(name);
-      const size_t before = out.size();
-      out.resize(before + static_cast<size_t>(t.cols()));
-      ReadAs(DType::kF32, name, reinterpret_cast<std::byte*>(out.data() + before));
+  // The named vectors (norms, biases) in one, as f32.
+  std::vector<float> Vectors(const std::vector<Part>& parts) {
+    std::vector<std::vector<float>> whole;
+    std::vector<int64_t> sizes;
+    for (const Part& part : parts) {
+      const SourceTensor& t = source_.tensors().at(part.name);
+      whole.emplace_back(static_cast<size_t>(t.cols()));
+      ReadAs(DType::kF32, part.name, 0, 1, reinterpret_cast<std::byte*>(whole.back().data()));
+      sizes.push_back(t.cols());
       values_ += t.cols();
       step_bytes_ += t.cols() * DTypeBytes(t.dtype);
     }
+    std::vector<float> out;
+    InTurns(parts, sizes, [&](size_t p, int64_t first, int64_t count) {
+      out.insert(out.end(), whole[p].begin() + first, whole[p].begin() + first + count);
+    });
     return out;
   }
 
-  // All rows of a tensor in its own dtype or, widened, in kF32.
-  void ReadAs(DType dtype, const std::string& name, std::byte* out) const {
+  // Rows [first, first + count) of a tensor in its own dtype or, widened, in kF32.
+  void ReadAs(DType dtype, const std::string& name, int64_t first, int64_t count, std::byte* out) const {
     const SourceTensor& t = source_.tensors().at(name);
-    if (t.dtype == dtype) return source_.Read(name, 0, t.rows(), out);
+    if (t.dtype == dtype) return source_.Read(name, first, count, out);
     LQ_CHECK(dtype == DType::kF32);
     const int64_t step = std::max<int64_t>(1, kCopyValues / t.cols());
     std::vector<std::byte> narrow(static_cast<size_t>(step * t.cols() * DTypeBytes(t.dtype)));
-    for (int64_t r = 0; r < t.rows(); r += step) {
-      const int64_t n = std::min(step, t.rows() - r);
-      source_.Read(name, r, n, narrow.data());
+    for (int64_t r = 0; r < count; r += step) {
+      const int64_t n = std::min(step, count - r);
+      source_.Read(name, first + r, n, narrow.data());
       WidenValues(t.dtype, narrow.data(), n * t.cols(), reinterpret_cast<float*>(out) + r * t.cols());
     }
   }

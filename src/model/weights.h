@@ -19,6 +19,9 @@
 
 namespace livequant {
 
+// Hidden units whose gates and ups stand side by side; the last turn may have fewer.
+inline constexpr int64_t kUnits = PackedMatrix::kPanel;
+
 struct LlamaLayer {
   std::vector<float> input_norm, post_attention_norm;  // [hidden]
   std::vector<float> q_norm, k_norm;                   // [head_dim]; empty: the model has none

@@ -737,27 +737,29 @@ SoftmaxState SlotOf(const Impl& ws, const Block& b, int64_t leaf) {
   return {p + int64_t{b.rows} * b.padded, p + int64_t{b.rows} * (b.padded + 1), p};
 }
 
-void RunItems(const AttentionCall& call, Impl& ws, ThreadPool& pool) {
+void RunItem(const AttentionCall& call, const Impl& ws, const Impl::Item& item, int thread) {
+  const Block b = MakeBlock(call, ws, item, ws.thread[static_cast<size_t>(thread)]);
+  LoadQueries(b);
+  FoldLeaves(b, item.leaf_begin, item.leaf_end,
+             [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR { ComputeLeaf(b, leaf, state); });
+  WriteOutput(b, b.thread->total);
+}
+
+void RunItems(const AttentionCall& call, Impl& ws, Team& team) {
   const int64_t items = static_cast<int64_t>(ws.items.size());
   if (ws.pieces.empty()) {
-    pool.For(items, [&](int64_t i, int thread) HWY_ATTR {
-      const AttentionCall own = call;  // at once; the caller has just written it
-      const Block b = MakeBlock(own, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
-      LoadQueries(b);
-      FoldLeaves(b, b.item->leaf_begin, b.item->leaf_end,
-                 [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR { ComputeLeaf(b, leaf, state); });
-      WriteOutput(b, b.thread->total);
-    });
+    team.For(items,
+             [&](int64_t i, int thread) HWY_ATTR { RunItem(call, ws, ws.items[static_cast<size_t>(i)], thread); });
     return;
   }
-  pool.For(static_cast<int64_t>(ws.pieces.size()), [&](int64_t i, int thread) HWY_ATTR {
+  team.For(static_cast<int64_t>(ws.pieces.size()), [&](int64_t i, int thread) HWY_ATTR {
     const Impl::Piece& piece = ws.pieces[static_cast<size_t>(i)];
     const Block b =
         MakeBlock(call, ws, ws.items[static_cast<size_t>(piece.item)], ws.thread[static_cast<size_t>(thread)]);
     LoadQueries(b);
     for (int64_t leaf = piece.begin; leaf < piece.end; ++leaf) ComputeLeaf(b, leaf, SlotOf(ws, b, leaf));
   });
-  pool.For(items, [&](int64_t i, int thread) HWY_ATTR {
+  team.For(items, [&](int64_t i, int thread) HWY_ATTR {
     const Block b = MakeBlock(call, ws, ws.items[static_cast<size_t>(i)], ws.thread[static_cast<size_t>(thread)]);
     FoldLeaves(b, b.item->leaf_begin, b.item->leaf_end, [&](int64_t leaf, const SoftmaxState& state) HWY_ATTR {
       const SoftmaxState from = SlotOf(ws, b, leaf);
@@ -770,8 +772,13 @@ void RunItems(const AttentionCall& call, Impl& ws, ThreadPool& pool) {
 
 }  // namespace attention
 
-void RunAttention(const AttentionCall& call, AttentionWorkspace::Impl& ws, ThreadPool& pool) {
-  attention::RunItems(call, ws, pool);
+void RunAttention(const AttentionCall& call, AttentionWorkspace::Impl& ws, Team& team) {
+  attention::RunItems(call, ws, team);
+}
+
+void RunAttentionItem(const AttentionCall& call, const AttentionWorkspace::Impl& ws,
+                      const AttentionWorkspace::Impl::Item& item, int thread) {
+  attention::RunItem(call, ws, item, thread);
 }
 
 }  // namespace HWY_NAMESPACE
@@ -781,17 +788,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace livequant {
 HWY_EXPORT(RunAttention);
+HWY_EXPORT(RunAttentionItem);
 
 namespace {
 
-// Blocks of queries, the longest (latest positions) first; then, if there are too few to fill the threads and their
-// leaf states fit the slots, each is cut into runs of leaves. The plan changes who computes a leaf, never a bit.
-void PlanItems(const AttentionCall& call, AttentionWorkspace::Impl& ws) {
-  const LayerSchema& schema = call.plan->schema;
-  const int group = call.num_q_heads / schema.num_kv_heads, per_block = std::max(1, ws.block / group);
-  ws.items.clear();
-  ws.pieces.clear();
-  int64_t rows = 0, leaves = 0, slot_floats = 0;
+// item(sequence, head, first query, count, first leaf, end leaf) for every block of queries of these heads, the longest
+// (latest positions) of a sequence first.
+template <class Item>
+void ForItems(const AttentionCall& call, const AttentionWorkspace::Impl& ws, Team::Range heads, Item&& item) {
+  const int group = call.num_q_heads / call.plan->schema.num_kv_heads, per_block = std::max(1, ws.block / group);
+  int64_t rows = 0;
   for (int s = 0; s < call.view.sequences; ++s) {
     const SeqRow& seq = call.view.seq[s];
     LQ_CHECK(seq.count >= 0 && seq.count <= seq.len && seq.len <= ws.max_len);
@@ -801,14 +807,26 @@ void PlanItems(const AttentionCall& call, AttentionWorkspace::Impl& ws) {
       const int count = std::min(end, per_block);
       const int64_t first = seq.len - seq.count + end - count, last = first + count;  // positions
       const int64_t low = call.view.window > 0 ? std::max<int64_t>(0, first - call.view.window + 1) : 0;
-      for (int head = 0; head < schema.num_kv_heads; ++head) {
-        const int64_t begin = low / kLeafRows, stop = (last + kLeafRows - 1) / kLeafRows;
-        ws.items.push_back({s, head, end - count, count, begin, stop, slot_floats});
-        leaves += stop - begin;
-        slot_floats += (stop - begin) * count * group * (PaddedDim(schema.head_dim) + 2);
-      }
+      for (int64_t head = heads.begin; head < heads.end; ++head)
+        item(s, static_cast<int>(head), end - count, count, low / kLeafRows, (last + kLeafRows - 1) / kLeafRows);
     }
   }
+}
+
+// All items; then, if there are too few to fill the threads and their leaf states fit the slots, each is cut into runs
+// of leaves. The plan changes who computes a leaf, never a bit.
+void PlanItems(const AttentionCall& call, AttentionWorkspace::Impl& ws) {
+  const LayerSchema& schema = call.plan->schema;
+  const int group = call.num_q_heads / schema.num_kv_heads;
+  ws.items.clear();
+  ws.pieces.clear();
+  int64_t leaves = 0, slot_floats = 0;
+  ForItems(call, ws, {0, schema.num_kv_heads},
+           [&](int sequence, int head, int first, int count, int64_t begin, int64_t end) {
+             ws.items.push_back({sequence, head, first, count, begin, end, slot_floats});
+             leaves += end - begin;
+             slot_floats += (end - begin) * count * group * (PaddedDim(schema.head_dim) + 2);
+           });
   const int64_t items = static_cast<int64_t>(ws.items.size()), wanted = int64_t{kPiecesPerThread} * ws.threads;
   if (ws.threads == 1 || items >= wanted || leaves < 2 * items || slot_floats > ws.slot_floats) return;
   const int64_t run = std::max<int64_t>(1, (leaves + wanted - 1) / wanted);
@@ -818,15 +836,43 @@ void PlanItems(const AttentionCall& call, AttentionWorkspace::Impl& ws) {
       ws.pieces.push_back({static_cast<int>(i), leaf, std::min(leaf + run, end)});
 }
 
+void CheckCall(const AttentionCall& call, const AttentionWorkspace::Impl& ws, int threads) {
+  const LayerSchema& schema = call.plan->schema;
+  LQ_CHECK(call.num_q_heads > 0 && call.num_q_heads % schema.num_kv_heads == 0);
+  LQ_CHECK(call.num_q_heads <= ws.max_q_heads && schema.head_dim <= ws.max_head_dim);
+  LQ_CHECK(threads <= ws.threads);
+}
+
 }  // namespace
 
-void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, ThreadPool& pool) {
+void AttendHeads(const AttentionCall& call, AttentionWorkspace& workspace, Team::Range kv_heads, int thread) {
+  const AttentionWorkspace::Impl& ws = *workspace.impl();
+  CheckCall(call, ws, thread + 1);
+  const auto run = HWY_DYNAMIC_DISPATCH(RunAttentionItem);
+  ForItems(call, ws, kv_heads, [&](int sequence, int head, int first, int count, int64_t begin, int64_t end) {
+    run(call, ws, {sequence, head, first, count, begin, end, 0}, thread);
+  });
+}
+
+void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, Team& team) {
   AttentionWorkspace::Impl& ws = *workspace.impl();
-  LQ_CHECK(call.num_q_heads > 0 && call.num_q_heads % call.plan->schema.num_kv_heads == 0);
-  LQ_CHECK(call.num_q_heads <= ws.max_q_heads && call.plan->schema.head_dim <= ws.max_head_dim);
-  LQ_CHECK(pool.threads() <= ws.threads);
-  PlanItems(call, ws);
-  HWY_DYNAMIC_DISPATCH(RunAttention)(call, ws, pool);
+  const LayerSchema& schema = call.plan->schema;
+  CheckCall(call, ws, team.threads());
+  const AttentionWorkspace::Impl::Shape shape = {call.step, call.num_q_heads, schema.num_kv_heads, schema.head_dim,
+                                                 call.view.window};
+  if (call.step == 0 || shape != ws.shape) {
+    team.Barrier();  // all have looked
+    if (team.thread() == 0) {
+      PlanItems(call, ws);
+      ws.shape = shape;
+    }
+    team.Barrier();
+  }
+  HWY_DYNAMIC_DISPATCH(RunAttention)(call, ws, team);
+}
+
+void AttendGeneric(const AttentionCall& call, AttentionWorkspace& workspace, ThreadPool& pool) {
+  pool.Together([&](Team& team) { AttendGeneric(call, workspace, team); });
 }
 
 }  // namespace livequant

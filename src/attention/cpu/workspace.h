@@ -49,6 +49,14 @@ struct AttentionWorkspace::Impl {
     int32_t* coded[2];  // K, V: rows that query i of the block reads coded
   };
 
+  // What a cut into items and pieces depends on.
+  struct Shape {
+    uint64_t step = 0;
+    int num_q_heads = 0, num_kv_heads = 0, head_dim = 0, window = 0;
+    bool operator==(const Shape&) const = default;
+  };
+
+  Shape shape;  // of `items` and `pieces`
   int threads, max_rows, max_q_heads, max_head_dim, padded_dim, block;
   int64_t max_len, bytes, slot_floats;
   std::vector<Item> items;

@@ -289,6 +289,12 @@ void PackPanels(const std::byte* from, int64_t n, int64_t k, std::byte* to, Slot
   }
 }
 
+matmul::Problem ProblemOf(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y) {
+  LQ_CHECK(x.cols == w.k() && y.cols == w.n() && x.rows == y.rows);
+  const int64_t panel_bytes = PackedMatrix::kPanel * w.k() * DTypeBytes(w.dtype());
+  return {x.data, w.panels(), y.data, x.stride, y.stride, w.n(), w.k(), panel_bytes, w.dtype()};
+}
+
 }  // namespace
 
 void PackedMatrix::Free::operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t(kAlignment)); }
@@ -336,19 +342,26 @@ Result<PackedMatrix> PackedMatrix::Pack(DType dtype, const void* weights, int64_
   return out;
 }
 
-void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y, ThreadPool& pool) {
-  LQ_CHECK(x.cols == w.k() && y.cols == w.n() && x.rows == y.rows);
+void MatMulColumns(MatrixView<const float> x, const PackedMatrix& w, int64_t first, int64_t count,
+                   MatrixView<float> y) {
+  constexpr int64_t kPanel = PackedMatrix::kPanel;
+  const int64_t end = first + count;
+  LQ_CHECK(first >= 0 && first % kPanel == 0 && end <= w.n() && (end % kPanel == 0 || end == w.n()));
+  if (x.rows == 0 || count == 0) return;
+  HWY_DYNAMIC_DISPATCH(MatMulBlock)
+  (ProblemOf(x, w, y), {.row = 0, .rows = x.rows, .panel = first / kPanel, .panels = (count + kPanel - 1) / kPanel});
+}
+
+void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y, Team& team) {
+  const matmul::Problem q = ProblemOf(x, w, y);
   if (x.rows == 0) return;
   const int64_t panels = (w.n() + PackedMatrix::kPanel - 1) / PackedMatrix::kPanel;
-  const matmul::Problem q{x.data, w.panels(), y.data, x.stride, y.stride, w.n(), w.k(), w.bytes() / panels, w.dtype()};
 
   // Tuned by bench/kernels_bench: a group of panels (256 outputs) fills a quarter of a 1 MiB L2 with one k block of
-  // bf16, and 96 rows share each pass over it. Below about 128 KiB of W for one row, waking a thread costs more than it
-  // gives. Few rows are read-bound and short: each thread gets one contiguous range, which it streams. The caller
-  // nearly always takes index 0 before a worker does, so with two threads a range stays with its thread from step to
-  // step.
+  // bf16, and 96 rows share each pass over it. Few rows are read-bound and short: each thread gets one contiguous
+  // range, the same in every step.
   constexpr int64_t kRowBlock = 96;
-  const int threads = pool.threads();
+  const int threads = team.threads();
   const int64_t row_blocks = (x.rows + kRowBlock - 1) / kRowBlock;
   int64_t group = 8;
   if (x.rows <= 4) {
@@ -358,19 +371,23 @@ void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> 
   }
   const int64_t groups = (panels + group - 1) / group;
   const auto kernel = HWY_DYNAMIC_DISPATCH(MatMulBlock);
-  const auto task = [q, kernel, row_blocks, group, panels, rows = x.rows](int64_t index, int) {
+  team.For(groups * row_blocks, [&](int64_t index, int) {
     const int64_t g = index / row_blocks, r = index % row_blocks;
-    const int64_t row = rows * r / row_blocks;
+    const int64_t row = x.rows * r / row_blocks;
     kernel(q, {.row = row,
-               .rows = rows * (r + 1) / row_blocks - row,
+               .rows = x.rows * (r + 1) / row_blocks - row,
                .panel = g * group,
                .panels = std::min(group, panels - g * group)});
-  };
+  });
+}
+
+void MatMul(MatrixView<const float> x, const PackedMatrix& w, MatrixView<float> y, ThreadPool& pool) {
+  // Below about 128 KiB of W for one row, waking a thread costs more than it gives.
   if (w.bytes() * x.rows < (int64_t{128} << 10)) {
-    for (int64_t i = 0; i < groups * row_blocks; ++i) task(i, 0);
-  } else {
-    pool.For(groups * row_blocks, task);
+    Team alone;
+    return MatMul(x, w, y, alone);
   }
+  pool.Together([&](Team& team) { MatMul(x, w, y, team); });
 }
 
 const char* MatMulArithmetic() { return HWY_DYNAMIC_DISPATCH(FusedMulAdd)() ? "f32_fma_chain" : "f32_mul_add_chain"; }
