@@ -3,8 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <thread>
 #include <vector>
 
@@ -101,6 +103,83 @@ TEST(ThreadPool, PoolsComeAndGoAndWorkSideBySide) {
   }
   for (auto& c : callers) c.join();
   EXPECT_EQ(sum.load(), int64_t{3} * 40 * 190);
+}
+
+// Plain writes before a barrier are read by all threads after it, and nobody is a barrier ahead.
+TEST(Team, ABarrierWaitsForAll) {
+  for (int threads = 1; threads <= 5; ++threads) {
+    ThreadPool pool(threads);
+    std::vector<int64_t> count(static_cast<size_t>(threads), 0);
+    std::atomic<int> wrong{0};
+    for (int region = 0; region < 40; ++region) {
+      pool.Together([&](Team& team) {
+        EXPECT_EQ(team.threads(), threads);
+        for (int round = 1; round <= 30; ++round) {
+          ++count[static_cast<size_t>(team.thread())];
+          team.Barrier();
+          for (const int64_t c : count) wrong += c != region * 30 + round;
+          team.Barrier();
+        }
+      });
+    }
+    EXPECT_EQ(wrong.load(), 0);
+  }
+}
+
+// Loops of any size in any order, in one region and in the next; plain writes are seen after each.
+TEST(Team, LoopsRunEveryIndexOnceAndSeeTheLoopBefore) {
+  ForAll(20, [](Rng& rng) {
+    const int threads = static_cast<int>(rng.Range(1, 5));
+    ThreadPool pool(threads);
+    std::vector<int64_t> counts;
+    for (int i = 0; i < 30; ++i) counts.push_back(rng.Chance(0.5) ? rng.Range(0, 2 * threads) : rng.Range(0, 200));
+    std::vector<int64_t> runs(200, 0), seen(200, 0);
+    std::atomic<int> strangers{0};
+    for (int region = 0; region < 3; ++region)
+      pool.Together([&](Team& team) {
+        for (const int64_t n : counts) {
+          team.For(n, [&](int64_t i, int thread) {
+            ++runs[static_cast<size_t>(i)];
+            strangers += thread != team.thread();
+          });
+          team.For(n, [&](int64_t i, int) { seen[static_cast<size_t>(i)] = runs[static_cast<size_t>(n - 1 - i)]; });
+        }
+      });
+    for (int64_t i = 0; i < 200; ++i)
+      ASSERT_EQ(runs[static_cast<size_t>(i)],
+                3 * std::count_if(counts.begin(), counts.end(), [&](int64_t n) { return n > i; }));
+    ASSERT_EQ(strangers.load(), 0);
+  });
+}
+
+TEST(Team, SharesAreEvenAndWhole) {
+  ThreadPool pool(3);
+  for (int64_t count : {0, 1, 2, 3, 7, 300}) {
+    Team::Range share[3];
+    pool.Together([&](Team& team) { share[team.thread()] = team.Share(count); });
+    EXPECT_EQ(share[0].begin, 0);
+    EXPECT_EQ(share[0].end, share[1].begin);
+    EXPECT_EQ(share[1].end, share[2].begin);
+    EXPECT_EQ(share[2].end, count);
+    for (const Team::Range& s : share) EXPECT_LE(std::abs((s.end - s.begin) * 3 - count), 2);
+  }
+}
+
+TEST(Team, OfOneRunsInline) {
+  Team alone;
+  int64_t sum = 0;
+  alone.For(5, [&](int64_t i, int thread) { sum += i + 100 * thread; });
+  alone.Barrier();
+  EXPECT_EQ(sum, 10);
+}
+
+TEST(Team, ManyBarriersWithMoreThreadsThanCores) {
+  ThreadPool pool(static_cast<int>(std::thread::hardware_concurrency()) + 3);
+  std::atomic<int64_t> sum{0};
+  pool.Together([&](Team& team) {
+    for (int round = 0; round < 300; ++round) team.For(7, [&](int64_t i, int) { sum.fetch_add(i); });
+  });
+  EXPECT_EQ(sum.load(), int64_t{300} * 21);
 }
 
 TEST(ThreadPoolDeathTest, LoopsDoNotNest) {

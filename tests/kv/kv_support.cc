@@ -170,11 +170,17 @@ Result<KvStep> Harness::Run(std::span<const StepInput> inputs, std::vector<std::
         for (int r = 0; r < step.count(i); ++r)
           FillRow(inputs[i].ids[r], static_cast<int>(l), t, std::span(rows[t]).subspan((step.first_row(i) + r) * w, w));
     }
-    LQ_RETURN_IF_ERROR(step.Prepare(static_cast<int>(l), rows[0].data(), rows[1].data(), pool_));
-    if (!attend) continue;
+    const float scale = 1.0f / std::sqrt(static_cast<float>(layer.head_dim));
     out.assign(rows[2].size(), std::numeric_limits<float>::quiet_NaN());
-    LQ_RETURN_IF_ERROR(step.Attend(static_cast<int>(l), rows[2].data(), layer.num_kv_heads * q_group_,
-                                   1.0f / std::sqrt(static_cast<float>(layer.head_dim)), out.data(), pool_));
+    if (attend && ++attended_ % 2 == 0) {
+      LQ_RETURN_IF_ERROR(PrepareAndAttend(step, static_cast<int>(l), rows[0].data(), rows[1].data(), rows[2].data(),
+                                          layer.num_kv_heads * q_group_, scale, out.data()));
+    } else {
+      LQ_RETURN_IF_ERROR(step.Prepare(static_cast<int>(l), rows[0].data(), rows[1].data(), pool_));
+      if (!attend) continue;
+      LQ_RETURN_IF_ERROR(
+          step.Attend(static_cast<int>(l), rows[2].data(), layer.num_kv_heads * q_group_, scale, out.data(), pool_));
+    }
     for (int i = 0; i < step.sequences(); ++i)
       for (int r = 0; r < step.count(i); ++r) {
         const float* row = out.data() + (step.first_row(i) + r) * width * q_group_;
@@ -182,6 +188,17 @@ Result<KvStep> Harness::Run(std::span<const StepInput> inputs, std::vector<std::
       }
   }
   return step;
+}
+
+Status Harness::PrepareAndAttend(KvStep& step, int layer, float* k, float* v, const float* q, int num_q_heads,
+                                 float scale, float* out) {
+  LQ_RETURN_IF_ERROR(step.Enter(layer, k, v, pool_.threads()));
+  std::vector<Status> heard(static_cast<size_t>(pool_.threads()));
+  pool_.Together([&](Team& team) {
+    heard[static_cast<size_t>(team.thread())] = step.PrepareAndAttend(q, num_q_heads, scale, out, team);
+  });
+  for (const Status& s : heard) EXPECT_EQ(s.ToString(), heard[0].ToString());
+  return heard[0];
 }
 
 std::vector<std::vector<RowOutput>> Harness::Append(std::span<const StepInput> inputs, bool attend) {

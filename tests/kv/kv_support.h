@@ -60,10 +60,13 @@ class Harness {
   int q_group() const { return q_group_; }
   SeqId Open();
 
-  // Begins, prepares and attends; outputs[i][r] is row r of sequence i (none without `attend`). The step stays
-  // unpublished.
+  // Begins, prepares and attends; outputs[i][r] is row r of sequence i (none without `attend`). Every other layer goes
+  // through a team. The step stays unpublished.
   Result<KvStep> Run(std::span<const StepInput> inputs, std::vector<std::vector<RowOutput>>* outputs,
                      bool attend = true);
+  // One layer by a team of the pool; expects all threads to hear the same.
+  Status PrepareAndAttend(KvStep& step, int layer, float* k, float* v, const float* q, int num_q_heads, float scale,
+                          float* out);
   // Run and publish; expects success, and every invariant of the owner to hold.
   std::vector<std::vector<RowOutput>> Append(std::span<const StepInput> inputs, bool attend = true);
   // One sequence in steps of at most `chunk` rows.
@@ -73,7 +76,7 @@ class Harness {
 
  private:
   ThreadPool pool_;
-  int q_group_;
+  int q_group_, attended_ = 0;
   std::unique_ptr<KvCache> cache_;
 };
 

@@ -122,10 +122,16 @@ TEST(Goldens, ConfigsSayWhatTheyAreThereFor) {
   EXPECT_FALSE(c.rope.truncate);
 }
 
-// Past the window too, where the cache has dropped what nobody sees.
-TEST(Goldens, CutsOfAPromptChangeNoBit) {
-  ThreadPool pool(1);
-  for (const char* name : {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "qwen3_yarn"}) {
+// Past the window too, where the cache has dropped what nobody sees. Steps of 1, 3 and 4 rows are those that every
+// thread of a team does for itself, by KV head where the threads divide them.
+TEST(Goldens, CutsOfAPromptAndThreadsChangeNoBit) {
+  const auto pools = [] {
+    std::vector<std::unique_ptr<ThreadPool>> made;
+    for (int threads = 1; threads <= 3; ++threads) made.push_back(std::make_unique<ThreadPool>(threads));
+    return made;
+  }();
+  for (const char* name :
+       {"mistral_window", "qwen2_layers", "llama_bias", "qwen3", "qwen3_yarn", "llama_gqa7", "llama_d100"}) {
     SCOPED_TRACE(name);
     const auto model = LoadGolden(name);
     ASSERT_NE(model, nullptr);
@@ -133,7 +139,9 @@ TEST(Goldens, CutsOfAPromptChangeNoBit) {
     Rng rng(7);
     const std::vector<int32_t> ids = RandomTokens(rng, most, model->config().vocab_size);
     std::vector<float> whole;
-    for (const int64_t chunk : {most, int64_t{1}, int64_t{7}, int64_t{33}}) {
+    for (const auto& [chunk, threads] : std::vector<std::pair<int64_t, size_t>>{
+             {most, 1}, {1, 1}, {1, 2}, {1, 3}, {3, 2}, {4, 3}, {7, 1}, {7, 2}, {33, 3}}) {
+      ThreadPool& pool = *pools[threads - 1];
       ModelBench bench(model, NativeSchema(model->config(), DType::kF16), 1, most, static_cast<int>(chunk));
       const SeqId seq = bench.Open();
       std::vector<float> all;
@@ -144,7 +152,7 @@ TEST(Goldens, CutsOfAPromptChangeNoBit) {
         all.insert(all.end(), part.begin(), part.end());
       }
       if (whole.empty()) whole = all;
-      EXPECT_TRUE(SameBits(all, whole)) << "chunks of " << chunk;
+      EXPECT_TRUE(SameBits(all, whole)) << "chunks of " << chunk << ", threads " << threads;
     }
   }
 }

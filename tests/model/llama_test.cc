@@ -208,6 +208,41 @@ TEST(Llama, ABatchOfUnequalSequencesIsItsSequences) {
   });
 }
 
+// Steps of few rows, which every thread of a team does for itself where it can, and of more: KV heads and hidden units
+// (a last turn of 8 of them) that the threads divide, or not.
+TEST(Llama, AnyNumberOfThreadsGivesTheSameBits) {
+  ForAll(6, [](Rng& rng) {
+    TinyLlama tiny{.heads = 12,
+                   .kv_heads = static_cast<int>(rng.Pick({1, 2, 3, 4, 6, 12})),
+                   .head_dim = static_cast<int>(rng.Pick({32, 64, 80})),
+                   .intermediate = rng.Pick({40, 96, 200})};
+    tiny.Fill(rng, rng.Chance(0.5) ? "BF16" : "F32");
+    const TempDir dir;
+    tiny.Write(dir.path());
+    const auto model = MustLoad(dir.path());
+    const std::vector<int32_t> ids = RandomTokens(rng, 320, tiny.vocab);
+    std::vector<int64_t> cuts;
+    for (int64_t at = 0; at < 320;)
+      at += cuts.emplace_back(std::min<int64_t>(320 - at, rng.Chance(0.7) ? rng.Range(1, 5) : rng.Range(6, 40)));
+    std::vector<float> want;
+    for (int threads = 1; threads <= 4; ++threads) {
+      ThreadPool pool(threads);
+      ModelBench bench(model, tiny.F32Schema(), 1, 320, 40);
+      const SeqId seq = bench.Open();
+      std::vector<float> all;
+      int64_t at = 0;
+      for (const int64_t n : cuts) {
+        const std::vector<float> rows =
+            bench.Step(seq, std::span(ids).subspan(static_cast<size_t>(at), static_cast<size_t>(n)), pool);
+        all.insert(all.end(), rows.begin(), rows.end());
+        at += n;
+      }
+      if (threads == 1) want = all;
+      ASSERT_TRUE(SameBits(all, want)) << threads << " threads";
+    }
+  });
+}
+
 TEST(Llama, DraftRowsHaveTheLogitsOfSingleSteps) {
   Rng rng(5);
   TinyLlama tiny;
